@@ -30,6 +30,7 @@ PARTS = {
     "large": ["large.py"],
     "methods": ["methods_overhead.py", "--workloads", "W1", "W3"],
     "per_example": ["per_example.py"],
+    "single_examples": ["single_examples.py"],
     "scale": ["scale.py"],
     "first_round": ["first_round.py"],
     "peers": ["peers/compare.py", "--workloads", "W0", "W1", "W2", "W3"],
@@ -112,14 +113,19 @@ def methods(held: Held) -> str:
     return markdown(["method", "view", *workloads], rows)
 
 
-def per_example(held: Held) -> str:
+def per_example(held: Held, head: str = "step at batch 32, / plain") -> str:
     """DP-SGD steps beside plain ones."""
     sides = list(dict.fromkeys(name for network in held["table"].values() for name in network))
     rows = [
         [name, *(cell(held, key, network[name]) if name in network else "" for key, network in held["table"].items())]
         for name in sides
     ]
-    return markdown(["step at batch 32, / plain", *held["table"]], rows)
+    return markdown([head, *held["table"]], rows)
+
+
+def single_examples(held: Held) -> str:
+    """Steps with gradients of single examples by other ways beside that of networks of a user's own."""
+    return per_example(held, "step of DP-SGD, / one call each")
 
 
 def scale(held: Held) -> str:
@@ -170,6 +176,7 @@ TABLES: dict[str, Callable[[Held], str]] = {
     "large": large,
     "methods": methods,
     "per_example": per_example,
+    "single_examples": single_examples,
     "scale": scale,
     "first_round": first_round,
     "peers": peers,

@@ -23,6 +23,7 @@ _WHERE = {
     "replace": "fedveil.configuration.replace",
     "register_model": "fedveil.models.own_models",
     "embed": "fedveil.models.embed",
+    "fix": "fedveil.models.module_checks",
     "save_adapter": "fedveil.models.adapter_files",
     "certify": "fedveil.statement.certify:certify_config",
     "to_markdown": "fedveil.statement.statement_markdown",

@@ -103,7 +103,7 @@ class Words(nn.Module):
 def test_fisher_information_of_sparse_tables_and_single_numbers(looks: bool) -> None:
     torch.manual_seed(0)
     model, x, y = FlatModel(Words(looks)), torch.randint(0, 7, (9, 4)), torch.arange(9) % 2
-    local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator(), data=(x, y), examples=9)
+    local = Local(model, model.vector.clone(), LocalSpec(loop=looks), BatchGradient(), torch.Generator(), data=(x, y), examples=9)
     found, total = fisher(local, h.setting()), torch.zeros_like(model.vector)
     parameters = list(model.module.parameters())
     for i in range(9):

@@ -44,13 +44,9 @@ def test_the_statement_and_the_card_say_so(tmp_path: object) -> None:
     assert assumed.what.endswith("is public and was not trained on the clients' data")
 
 
-class MinusMean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 5)
-
+class MinusMean(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x.flatten(1))
+        x = super().forward(x.flatten(1))
         return x - x.mean(0)
 
 
@@ -89,7 +85,7 @@ class Running(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (MinusMean(), "embed: MinusMean makes other features of 8 test examples together than of each by itself"),
+        (MinusMean(64, 5), "embed: MinusMean makes other features of 8 test examples together than of each by itself"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
         (nn.Linear(8, 4).double(), "weight is float64"),

@@ -1,6 +1,8 @@
 """Write `seeded-runs.json` and `audits.json` anew: only where a change of bits is meant, and is said in CHANGELOG.md.
 
-PYTHONPATH=tests/support python tests/oracles/make_oracles.py [runs] [audits]
+PYTHONPATH=tests/support python tests/oracles/make_oracles.py [runs] [audits] ["name of a run" ...]
+
+Where runs are named, all others keep their digests.
 """
 
 from __future__ import annotations
@@ -23,16 +25,21 @@ def write(name: str, found: dict[str, Any]) -> None:
 
 
 def main(parts: list[str]) -> None:
-    """Run everything once."""
+    """Run everything, or the named runs, once."""
     logging.disable()
     warnings.simplefilter("ignore")
+    named = {*parts} - {"runs", "audits"}
     with tempfile.TemporaryDirectory() as folder:
-        if "runs" in parts:
-            runs: dict[str, Any] = {"demo": {"stacked": demo_digest(Path(folder, "demo"))}}
+        if "runs" in parts or named:
+            runs: dict[str, Any] = json.loads((ORACLES / "seeded-runs.json").read_text(encoding="utf-8")) if named else {}
+            assert runs.pop("machine", machine()) == machine(), "digests of this machine would stand beside those of another"
+            if not named:
+                runs["demo"] = {"stacked": demo_digest(Path(folder, "demo"))}
             for number, (name, configuration, data) in enumerate(seeded_runs()):
-                places = ((engine, Path(folder, f"{number}-{engine}")) for engine in ENGINES)
-                runs[name] = {engine: digest(configuration, data, engine, place) for engine, place in places}
-                print(name, runs[name], flush=True)
+                if not named or name in named:
+                    places = ((engine, Path(folder, f"{number}-{engine}")) for engine in ENGINES)
+                    runs[name] = {engine: digest(configuration, data, engine, place) for engine, place in places}
+                    print(name, runs[name], flush=True)
             write("seeded-runs.json", runs)
         if "audits" in parts:
             write("audits.json", {name: audit_numbers(configuration) for name, configuration in audited()})

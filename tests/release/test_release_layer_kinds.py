@@ -5,8 +5,8 @@ Sequences have as many places as batches have examples, so that shapes alone nev
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,18 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fedveil.models.model_registry import build
 from fedveil.release import by_hand
 from fedveil.release.gradient_blocks import Block, rows
 from fedveil.release.layer_rules import RULES
-from fedveil.release.per_example import one_by_one, per_example_gradients, plan_for
+from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
+from fedveil.training.params import copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 N = 4
-HAND, FUNC, LOOP = "by hand", "torch.func", "loop"
+BATCH, ALONE, LOOP = "batch", "alone", "loop"
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
@@ -42,11 +44,11 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Kind:
-    """A network, an example's shape (of tokens where `tokens`), and the fastest route that its layers allow."""
+    """A network, an example's shape (of tokens where `tokens`), and how its gradients can be taken: in a batch, or alone."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    route: str = HAND
+    route: str = BATCH
     tokens: int = 0
 
 
@@ -63,6 +65,57 @@ def cells(net: Any, x: torch.Tensor) -> torch.Tensor:
     for step in x.unbind(1):
         state = net.cell(step, state)
     return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
+
+
+def listed(net: Any, x: torch.Tensor) -> torch.Tensor:
+    state = [x.new_zeros(len(x), 5)] * 2
+    for step in x.unbind(1):
+        state = list(net.cell(step, state))
+    return state[0]
+
+
+def checkpointed(net: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = net.b(checkpoint(net.a, x, use_reentrant=False))
+    return out
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return nn.Sequential(torch.jit.script(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 3))
+
+
+def one_row(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([net.b(net.c(torch.tanh(net.a(row))[None])[0]) for row in x])
+
+
+def with_inner_gradient(net: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    slope = torch.autograd.grad(torch.tanh(net.a(x)).sum(), x, create_graph=True)[0]
+    out: torch.Tensor = net.b(slope)
+    return out
+
+
+def under_func(net: Any, x: torch.Tensor) -> torch.Tensor:
+    slope = torch.func.grad(lambda x: torch.tanh(net.a(x)).sum())(x)
+    out: torch.Tensor = torch.func.vmap(net.b)(slope)
+    return out
+
+
+def slope_turned(net: Any, x: torch.Tensor) -> torch.Tensor:
+    h = net.a(x)
+    if h.requires_grad:
+        h.register_hook(lambda slope: -0.5 * slope / slope.norm())
+    out: torch.Tensor = net.b(torch.tanh(h))
+    return out
+
+
+def wide() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return Net(
+            lambda net, x: net.b(torch.cat([net.a(x), net.o(x)], 1)), a=nn.Linear(5, 4), o=nn.Linear(5, 0), b=nn.Linear(4, 3)
+        )
 
 
 def encoder(**options: Any) -> nn.Module:
@@ -201,19 +254,21 @@ KINDS: dict[str, Kind] = {
     "Linear on examples' rows in one dimension": Kind(
         ab(lambda net, x: net.b(torch.tanh(net.a(x.flatten(0, 1)))).unflatten(0, (-1, N))), (N, 5)
     ),
-    "Linear on steps' rows in one dimension": Kind(ab(time_major_rows), (N, 5), FUNC),
+    "Linear on steps' rows in one dimension": Kind(ab(time_major_rows), (N, 5), ALONE),
     "Linear on shuffled channels": Kind(
         lambda: nn.Sequential(nn.Linear(5, 6), nn.Unflatten(1, (6, 1)), nn.ChannelShuffle(2), nn.Flatten(), nn.Linear(6, 3)),
         (5,),
-        FUNC,
+        ALONE,
     ),
     "Linear with an activation of somebody's own": Kind(
-        lambda: nn.TransformerEncoderLayer(8, 2, 12, 0.0, activation=lambda x: torch.relu(x) ** 2, batch_first=True), (N, 8), FUNC
+        lambda: nn.TransformerEncoderLayer(8, 2, 12, 0.0, activation=lambda x: torch.relu(x) ** 2, batch_first=True),
+        (N, 8),
+        ALONE,
     ),
     "a number": Kind(
         last(lambda net, x: net.a(x) * net.gain.exp(), a=lambda: nn.Linear(5, 3), gain=lambda: nn.Parameter(torch.tensor(0.3))),
         (5,),
-        FUNC,
+        ALONE,
     ),
     "a number, one example after the other": Kind(
         last(
@@ -238,9 +293,9 @@ KINDS: dict[str, Kind] = {
         LOOP,
         tokens=7,
     ),
-    "one layer under two names": Kind(alias, (5,), FUNC),
-    "a weight kept in a list": Kind(in_a_list, (5,), FUNC),
-    "Linear on a batch turned around": Kind(ab(reversed_batch), (5,), FUNC),
+    "one layer under two names": Kind(alias, (5,), ALONE),
+    "a weight kept in a list": Kind(in_a_list, (5,), ALONE),
+    "Linear on a batch turned around": Kind(ab(reversed_batch), (5,), ALONE),
     "Bilinear": Kind(last(lambda net, x: net.a(x, x.roll(1, -1)), a=lambda: nn.Bilinear(5, 5, 3)), (5,)),
     "Bilinear on a sequence": Kind(last(lambda net, x: net.a(x, x * x), a=lambda: nn.Bilinear(5, 5, 3, False)), (N, 5)),
     "Conv1d": Kind(lambda: nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, padding=1), nn.Tanh(), nn.Conv1d(4, 2, 2)), (3, 9)),
@@ -284,20 +339,21 @@ KINDS: dict[str, Kind] = {
             place=lambda: nn.Embedding(N, 5),
         ),
         (N,),
-        FUNC,
+        ALONE,
         tokens=7,
     ),
     "EmbeddingBag, sum": Kind(lambda: nn.EmbeddingBag(7, 5, mode="sum"), (N,), tokens=7),
     "EmbeddingBag, mean, padding": Kind(
         lambda: nn.Sequential(nn.EmbeddingBag(7, 5, mode="mean", padding_idx=1), nn.Linear(5, 3)), (N,), tokens=7
     ),
-    "EmbeddingBag, max": Kind(lambda: nn.EmbeddingBag(7, 5, mode="max"), (N,), FUNC, tokens=7),
+    "EmbeddingBag, max": Kind(lambda: nn.EmbeddingBag(7, 5, mode="max"), (N,), ALONE, tokens=7),
     "LayerNorm": Kind(lambda: nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3)), (N, 5)),
     "LayerNorm over two dimensions": Kind(lambda: nn.Sequential(nn.LayerNorm((N, 5)), nn.Linear(5, 3)), (2, N, 5)),
     "LayerNorm without bias": Kind(lambda: nn.Sequential(nn.LayerNorm(5, bias=False), nn.Linear(5, 3)), (5,)),
     "LayerNorm without parameters": Kind(lambda: nn.Sequential(nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 3)), (5,)),
     "RMSNorm": Kind(lambda: nn.Sequential(nn.Linear(5, 6), nn.RMSNorm(6), nn.Linear(6, 3)), (N, 5)),
     "GroupNorm": Kind(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 2, 2)), (3, 6, 6)),
+    "GroupNorm without bias": Kind(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4, bias=False)), (3, 6, 6)),
     "GroupNorm on vectors": Kind(lambda: nn.Sequential(nn.Linear(5, 6), nn.GroupNorm(1, 6)), (5,)),
     "InstanceNorm1d": Kind(lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4, affine=True)), (3, 7)),
     "InstanceNorm2d": Kind(lambda: nn.Sequential(nn.InstanceNorm2d(3, affine=True), nn.Conv2d(3, 2, 2)), (3, 5, 5)),
@@ -335,6 +391,7 @@ KINDS: dict[str, Kind] = {
         last(lambda net, x: net.r(x, (x[None, :, 0] * 2, x[None, :, 1].cos()))[0], r=lambda: nn.LSTM(3, 3, batch_first=True)),
         (N, 3),
     ),
+    "LSTM cells with states as lists": Kind(last(listed, cell=lambda: nn.LSTMCell(3, 5)), (N, 3)),
     "RNNCell": Kind(last(cells, cell=lambda: nn.RNNCell(3, 5)), (N, 3)),
     "RNNCell, relu": Kind(last(cells, cell=lambda: nn.RNNCell(3, 5, nonlinearity="relu", bias=False)), (N, 3)),
     "GRUCell": Kind(last(cells, cell=lambda: nn.GRUCell(3, 5)), (N, 3)),
@@ -374,7 +431,7 @@ KINDS: dict[str, Kind] = {
     "MultiheadAttention, added keys": Kind(
         last(lambda net, x: net.a(x, x, x)[0], a=lambda: nn.MultiheadAttention(6, 2, batch_first=True, add_bias_kv=True)),
         (N, 6),
-        FUNC,
+        ALONE,
     ),
     "TransformerEncoderLayer": Kind(lambda: encoder(batch_first=True), (N, 8)),
     "TransformerEncoderLayer, norm first, gelu": Kind(
@@ -400,7 +457,7 @@ KINDS: dict[str, Kind] = {
     "PReLU": Kind(lambda: nn.Sequential(nn.Linear(5, 6), nn.PReLU(), nn.Linear(6, 3)), (N, 5)),
     "PReLU by channel": Kind(lambda: nn.Sequential(nn.Conv2d(2, 3, 2), nn.PReLU(3), nn.Conv2d(3, 2, 2)), (2, 4, 4)),
     "a raw parameter": Kind(
-        last(lambda net, x: net.a(x) * net.gain, a=lambda: nn.Linear(5, 3), gain=lambda: nn.Parameter(torch.ones(3))), (5,), FUNC
+        last(lambda net, x: net.a(x) * net.gain, a=lambda: nn.Linear(5, 3), gain=lambda: nn.Parameter(torch.ones(3))), (5,), ALONE
     ),
     "a raw parameter and an LSTM": Kind(
         last(
@@ -409,10 +466,10 @@ KINDS: dict[str, Kind] = {
             place=lambda: nn.Parameter(torch.ones(N, 3)),
         ),
         (N, 3),
-        FUNC,
+        ALONE,
     ),
     "a table that is the output's weight": Kind(
-        last(tied, table=lambda: nn.Embedding(7, 5), middle=lambda: nn.Linear(5, 5)), (N,), FUNC, tokens=7
+        last(tied, table=lambda: nn.Embedding(7, 5), middle=lambda: nn.Linear(5, 5)), (N,), ALONE, tokens=7
     ),
     "a table and a layer with one weight": Kind(tied_layers, (N,), tokens=7),
     "a layer called twice": Kind(ab(lambda net, x: net.b(net.a(torch.tanh(net.a(x))))), (5,)),
@@ -420,9 +477,22 @@ KINDS: dict[str, Kind] = {
     "a layer that is not called": Kind(ab(lambda net, x: net.a(x)), (5,)),
     "a layer whose output goes nowhere": Kind(ab(lambda net, x: net.a(x) + net.b(x).detach().sum(1, keepdim=True)), (5,)),
     "a layer without gradients": Kind(ab(cut_off), (5,)),
-    "a subclass": Kind(lambda: nn.Sequential(Scaled(5, 4), nn.Tanh(), nn.Linear(4, 3)), (5,), FUNC),
+    "a checkpoint": Kind(ab(checkpointed), (5,)),
+    "a script": Kind(scripted, (5,), ALONE),
+    "layers on a row without examples": Kind(
+        last(one_row, a=lambda: nn.Linear(5, 6), c=lambda: nn.Conv1d(1, 1, 2), b=lambda: nn.Linear(5, 3)), (5,)
+    ),
+    "a gradient in the network": Kind(ab(with_inner_gradient), (5,), ALONE),
+    "transformations in the network": Kind(ab(under_func), (5,), ALONE),
+    "a hook on a slope": Kind(ab(slope_turned), (5,)),
+    "a layer of width zero": Kind(wide, (5,), ALONE),
+    "many places in a table": Kind(
+        last(lambda net, x: net.b(net.a(x).mean(1)), a=lambda: nn.Embedding(9, 5), b=lambda: nn.Linear(5, 3)), (300,), tokens=9
+    ),
+    "a table with a largest norm": Kind(lambda: nn.Sequential(nn.Embedding(7, 5, max_norm=0.5), nn.Linear(5, 3)), (N,), tokens=7),
+    "a subclass": Kind(lambda: nn.Sequential(Scaled(5, 4), nn.Tanh(), nn.Linear(4, 3)), (5,), ALONE),
     "parametrized weights": Kind(
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3)), (5,), FUNC
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3)), (5,), ALONE
     ),
     "frozen layers": Kind(lambda: frozen(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), "0."), (5,)),
     "a frozen weight with a bias that trains": Kind(
@@ -440,8 +510,8 @@ KINDS: dict[str, Kind] = {
         ),
         (5,),
     ),
-    "an output overwritten": Kind(ab(overwriting), (5,), FUNC),
-    "an output overwritten further up": Kind(ab(overwriting_later), (5,), FUNC),
+    "an output overwritten": Kind(ab(overwriting), (5,), ALONE),
+    "an output overwritten further up": Kind(ab(overwriting_later), (5,), ALONE),
     "a decision about values": Kind(last(deciding, a=lambda: nn.Linear(5, 3), b=lambda: nn.Linear(5, 3)), (5,), LOOP),
     "a result filled in": Kind(ab(filling), (N, 5), LOOP),
     "Softmax, pooling": Kind(
@@ -505,7 +575,7 @@ KINDS: dict[str, Kind] = {
     "ParameterList": Kind(
         last(lambda net, x: x @ net.parts[0] + net.parts[1], parts=lambda: nn.ParameterList([torch.randn(5, 3), torch.randn(3)])),
         (5,),
-        FUNC,
+        ALONE,
     ),
 }
 
@@ -527,20 +597,12 @@ def batch(kind: Kind, dtype: torch.dtype, n: int = N) -> tuple[nn.Module, torch.
     return net, x, torch.rand(n, dtype=dtype)
 
 
-def route(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> str:
-    plan = plan_for(net, x, y, losses)
-    return HAND if plan.shapes is not None else FUNC if plan.transforms else LOOP
-
-
-def by_rules(net: nn.Module, x: torch.Tensor, y: torch.Tensor, losses: by_hand.Losses) -> tuple[list[Block], torch.Tensor]:
-    """By hand, whoever's code the network is."""
-    return by_hand.gradients(net, x, y, losses, by_hand.shapes_of(net, x[:2], y[:2], losses))
+CASES = [(name, vectorised) for name, kind in KINDS.items() if kind.route != LOOP]
+CASES += [(name, per_example_gradients) for name, kind in KINDS.items() if kind.route == BATCH]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize(
-    ("name", "made"), [(n, per_example_gradients) for n in KINDS] + [(n, by_rules) for n, k in KINDS.items() if k.route == HAND]
-)
+@pytest.mark.parametrize(("name", "made"), CASES)
 def test_gradients_equal_one_backward_pass_for_each_example(
     name: str, made: Callable[..., tuple[list[Block], torch.Tensor]], dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -551,18 +613,27 @@ def test_gradients_equal_one_backward_pass_for_each_example(
     wanted, found = rows(exact), rows(blocks)
     assert wanted.shape == found.shape == (N, sum(p.numel() for p in net.parameters() if p.requires_grad))
     assert float(wanted.abs().max()) > 1e-3, "gradients of zero would show nothing"
-    truth = rows(one_by_one(deepcopy(net).double(), x if kind.tokens else x.double(), y.double(), losses)[0])
+    truth = rows(one_by_one(copied(net).double(), x if kind.tokens else x.double(), y.double(), losses)[0])
     own = float((wanted - truth).abs().max())  # what rounding does to one example after the other, by processor
     assert own <= 4 * tolerance * float(truth.abs().max())
     assert float((found - truth).abs().max()) <= tolerance * float(truth.abs().max()) + own
     torch.testing.assert_close(each, alone, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_networks_of_code_of_ones_own_are_never_done_by_hand_and_others_as_listed(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.route == LOOP])
+def test_what_vmap_cannot_run_takes_a_loop_only_where_it_is_asked_for(name: str) -> None:
     net, x, y = batch(KINDS[name], torch.float32)
-    allowed = KINDS[name].route
-    assert route(net, x, y) == (FUNC if allowed == HAND and isinstance(net, Net) else allowed)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        per_example_gradients(net, x, y, losses)
+    assert rows(per_example_gradients(net, x, y, losses, loop=True)[0]).isfinite().all()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_networks_of_known_layers_alone_are_computed_in_batches(name: str) -> None:
+    net = KINDS[name].make()
+    if name == "EmbeddingBag, max":
+        pytest.skip("its layers are known, and their rules do not fit this option")
+    assert by_hand.known(net) == (KINDS[name].route == BATCH and not isinstance(net, Net))
 
 
 def test_every_rule_has_a_kind() -> None:
@@ -574,7 +645,7 @@ def test_every_rule_has_a_kind() -> None:
 def gradients(name: str, chosen: torch.Tensor) -> torch.Tensor:
     net, x, y = batch(KINDS[name], torch.float32, 24)
     torch.manual_seed(0)
-    return rows(per_example_gradients(net, x[chosen], y[chosen], losses)[0])
+    return rows(per_example_gradients(net, x[chosen], y[chosen], losses, loop=KINDS[name].route == LOOP)[0])
 
 
 @pytest.mark.parametrize("name", KINDS)

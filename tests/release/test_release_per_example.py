@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
+import gc
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,8 +20,9 @@ from fedveil.release.by_hand import Losses
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import Plan, one_by_one, per_example_gradients, plan_for, transformed
+from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
 from fedveil.release.plan import DpSgd
+from fedveil.release.taps import Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import Local, LocalSpec
@@ -43,32 +43,14 @@ NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resne
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
-def test_built_in_networks_go_by_hand(name: str) -> None:
-    module, (x, y) = build(name, NETWORKS[name], 4, 1), examples(*NETWORKS[name])
-    assert plan_for(module, x, y, cross_entropy).shapes is not None
-    module, x = module.double(), x.double()  # in float32 the rounding of another batch size may turn a ReLU on or off
-    plan = plan_for(module, x, y, cross_entropy)
-    assert plan.shapes is not None
-    found, losses = by_hand.gradients(module, x, y, cross_entropy, plan.shapes)
-    flat = rows(found)
-    for route in (one_by_one, transformed):
-        blocks, exact = route(module, x, y, cross_entropy)
-        torch.testing.assert_close(flat, rows(blocks), rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(losses, exact, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("exactly", [True, False])
-def test_what_float32_cannot_tell_float64_decides(monkeypatch: pytest.MonkeyPatch, exactly: bool) -> None:
-    """A ReLU that another batch size turns on in float32 is no reason to leave the fast way; a difference in float64 is one."""
-    agree = by_hand._agree
-
-    def unsure(module: nn.Module, x: torch.Tensor, *more: Any) -> bool:
-        return x.dtype == torch.float64 and exactly and agree(module, x, *more)
-
-    monkeypatch.setattr(by_hand, "_agree", unsure)
-    module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8)
-    assert (plan_for(module, x, y, cross_entropy).shapes is not None) == exactly
-    assert all(p.dtype == torch.float32 for p in module.parameters())
+def test_built_in_networks_in_batches_and_one_example_at_a_time(name: str) -> None:
+    module, (x, y) = build(name, NETWORKS[name], 4, 1).double(), examples(*NETWORKS[name])
+    assert by_hand.known(module)
+    x, wanted = x.double(), stacked(module, cross_entropy, x.double(), y)
+    for way in (per_example_gradients, vectorised, one_by_one):
+        blocks, losses = way(module, x, y, cross_entropy)
+        torch.testing.assert_close(rows(blocks), wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(losses, cross_entropy(module(x), y), rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_leave_the_network_as_it_was() -> None:
@@ -93,50 +75,7 @@ def test_nothing_is_computed_below_the_lowest_layer_that_trains() -> None:
     assert not any(output.requires_grad for output in slopes[-1:])
 
 
-# --- what two examples must show ------------------------------------------------------------------------------------------
-
-
-def test_a_plan_looks_at_shapes_and_types_alone() -> None:
-    """Else one example would decide by which route the gradients of all are computed, and so how they are rounded."""
-    x, y = examples(6)
-    for others in (x, x[:1].expand(3, -1), x * torch.nan, x * 0):
-        module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-        assert plan_for(module, others, y[:1].expand(3), cross_entropy).shapes == ((1, 5), (1, 4))
-
-
-def test_a_plan_looks_at_no_weights_that_train_and_no_statistics() -> None:
-    """Else it would depend on when a process meets its first example, and so on whether a client has any."""
-
-    def plan(weight: float) -> Plan:
-        module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4)).eval()
-        with torch.no_grad():
-            for tensor in (*module.parameters(), module[1].running_mean, module[1].running_var):
-                tensor.fill_(weight)
-        before = [tensor.clone() for tensor in module.state_dict().values()]
-        found = plan_for(module, *examples(6), cross_entropy)
-        assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, module.state_dict().values(), strict=True))
-        return found
-
-    assert plan(0.0).shapes is not None
-    assert plan(0.0) == plan(0.3) == plan(torch.nan)
-
-
-class Flips(nn.Linear):
-    """Draws from numpy and from random, as a network of one's own may where the unit is a client."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(-x if np.random.random() < 0.5 and random.random() < 0.9 else x)  # noqa: NPY002
-
-
-def test_what_a_network_draws_elsewhere_decides_no_plan_and_is_put_back() -> None:
-    found = set()
-    for seed in range(8):
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
-        before = random.getstate(), str(np.random.get_state())  # noqa: NPY002
-        found.add(plan_for(Flips(6, 4), *examples(6), cross_entropy))
-        assert (random.getstate(), str(np.random.get_state())) == before  # noqa: NPY002
-    assert len(found) == 1
+# --- single examples ------------------------------------------------------------------------------------------------------
 
 
 class Decides(nn.Module):
@@ -150,12 +89,12 @@ class Decides(nn.Module):
         return self.out(torch.tanh(self.first(x - x.mean(0) if self.out.bias.sum() < -1 else x)))
 
 
-def test_a_network_that_decides_by_its_weights_is_handed_one_example_after_the_other() -> None:
+def test_a_network_that_decides_by_its_weights_may() -> None:
     module, (x, y) = Decides(), examples(6)
-    assert plan_for(module, x, y, cross_entropy) == Plan(transforms=False)
-    with torch.no_grad():
-        module.out.bias.fill_(-1.0)
-    torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
+    for bias in (0.0, -1.0):
+        with torch.no_grad():
+            module.out.bias.fill_(bias)
+        torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
 
 
 class Itself(nn.Linear):
@@ -163,24 +102,12 @@ class Itself(nn.Linear):
         return self
 
 
-def test_weights_are_not_made_up_in_the_network_itself() -> None:
+def test_a_layer_that_copies_itself_as_itself_has_its_gradients() -> None:
     module, (x, y) = nn.Sequential(Itself(6, 5), nn.Linear(5, 4)), examples(6)
     before = [p.clone() for p in module.parameters()]
-    assert plan_for(module, x, y, cross_entropy) == Plan(transforms=False)
+    found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
+    torch.testing.assert_close(found, stacked(module, cross_entropy, x, y))
     assert all(map(torch.equal, before, module.parameters()))
-
-
-def test_what_is_frozen_decides_a_plan() -> None:
-    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
-    module[0].requires_grad_(False).weight.fill_(torch.nan)
-    assert plan_for(module, *examples(6), cross_entropy).shapes is None
-
-
-def test_two_made_up_examples_that_are_alike_show_nothing() -> None:
-    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Threshold(9.0, 9.0), nn.Linear(5, 4)), examples(6)
-    module[0].requires_grad_(False)
-    assert plan_for(module, x, y, cross_entropy).shapes is None
-    torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
 
 
 class PlacesFirst(nn.Module):
@@ -195,26 +122,9 @@ class PlacesFirst(nn.Module):
         return self.head(seen.view(2, len(x), 5).mean(0))
 
 
-def test_made_up_tokens_tell_the_places_of_one_example_from_those_of_others() -> None:
-    """Tokens 0, 1 and 1, 0 do not: in turn they are the same."""
+def test_places_of_several_examples_in_turn() -> None:
     module, x, (_, y) = PlacesFirst(), torch.arange(16).view(8, 2) % 9, examples(n=8)
     torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
-
-
-def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(6, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h: torch.Tensor = self.a(x)
-            return h - h.mean(0)
-
-    module, (x, y) = Mixing(), examples(6)
-    assert plan_for(module, x, y, cross_entropy).shapes is None
-    with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
-    torch.testing.assert_close(with_others, alone)
 
 
 class AddsWhatStartsAtZero(nn.Module):
@@ -248,11 +158,10 @@ class ScalesSlopes(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [AddsWhatStartsAtZero, ScalesSlopes])
-def test_a_network_that_mixes_what_its_output_does_not_show_is_not_done_by_hand(kind: type[nn.Module]) -> None:
+def test_a_network_that_mixes_what_its_output_does_not_show_is_called_on_one_example(kind: type[nn.Module]) -> None:
     module, (x, y) = kind(), examples(6)
     with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
     torch.testing.assert_close(with_others, alone)
-    assert plan_for(module, x, y, cross_entropy).shapes is None
 
 
 class Hardest(Task):
@@ -274,7 +183,7 @@ def stacked(module: nn.Module, losses: Losses, x: torch.Tensor, y: torch.Tensor)
 def test_a_loss_of_ones_own_sees_one_example_even_where_the_network_is_done_by_hand() -> None:
     module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8, n=8)
     losses = Hardest(name="hardest").losses
-    assert plan_for(module, x, y, losses).shapes is not None
+    assert by_hand.known(module)
     found, each = per_example_gradients(module, x, y, losses)
     torch.testing.assert_close(rows(found), stacked(module, losses, x, y), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(each, torch.cat([losses(module(x[i : i + 1]), y[i : i + 1]) for i in range(8)]))
@@ -285,7 +194,6 @@ def test_a_loss_that_draws_from_torch_draws_for_each_example() -> None:
         return F.cross_entropy(outputs, targets, reduction="none") * torch.rand(len(outputs))
 
     module, (x, y) = nn.Linear(6, 4), examples(6)
-    assert plan_for(module, x, y, noisy).transforms
     each = per_example_gradients(module, x[:1].expand(3, -1), y[:1].expand(3), noisy)[1]
     assert len(set(each.tolist())) == 3
 
@@ -378,10 +286,95 @@ NOT_BY_ROW = [
 def test_what_code_of_ones_own_does_with_a_batch_moves_no_gradient(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(2)
     module, (x, y) = make(), examples(6, n=9)
-    assert plan_for(module, x, y, cross_entropy).shapes is None
+    assert not by_hand.known(module)
     found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
     wanted = stacked(module, cross_entropy, x, y)
     assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("make", NOT_BY_ROW)
+def test_a_gradient_is_the_same_to_the_bit_whoever_else_is_there(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(2)
+    module, (x, y) = make(), examples(6, n=9)
+    others = torch.cat([x[:1], 1e3 * x[1:].flip(0)])
+    first, again = (rows(per_example_gradients(module, values, y, cross_entropy)[0])[0] for values in (x, others))
+    assert torch.equal(first, again)
+
+
+class Keeps(nn.Module):
+    """Divides by a running scale of what it was handed before, kept where the module says."""
+
+    scale: torch.Tensor
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.a, self.where, self.lately = nn.Linear(6, 4), where, [torch.ones(())]
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.lately[-1] if self.where == "list" else self.scale
+        now = (before + x.detach().abs().mean()) / 2
+        if self.where == "list":
+            self.lately.append(now)
+        else:
+            self.scale = now
+        return self.a(x / before)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("where", ["list", "buffer"])
+def test_what_code_writes_on_its_module_is_gone_after_the_pass(where: str, loop: bool) -> None:
+    module, (x, y) = Keeps(where), examples(6, n=4)
+    found = [rows(per_example_gradients(module, x, y, cross_entropy, loop=loop)[0]) for _ in range(2)]
+    assert torch.equal(*found)
+    assert len(module.lately) == 1
+    assert float(module.scale) == 1.0
+
+
+class Overwrites(nn.Module):
+    """Writes into what a layer was handed, after the layer has computed with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.a(x)).clone()
+        out: torch.Tensor = self.b(h)
+        h.add_(1.0)
+        return out
+
+
+def test_an_input_that_is_overwritten_later_is_an_error_as_in_torch() -> None:
+    module, (x, y) = Overwrites(), examples(6)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        stacked(module, cross_entropy, x, y)
+    with pytest.raises(RuntimeError, match="input of a Linear is modified by an inplace operation"):
+        per_example_gradients(module, x, y, cross_entropy)
+
+
+def test_a_pass_leaves_nothing_that_only_a_collection_frees() -> None:
+    module, (x, y) = Reorders(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    gc.collect()
+    gc.disable()
+    try:
+        per_example_gradients(module, x, y, cross_entropy)
+        assert not [one for one in gc.get_objects() if type(one) is Taps]
+    finally:
+        gc.enable()
+
+
+def test_dropout_under_vmap_draws_for_each_example_from_the_seed() -> None:
+    module = Reorders(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 4))
+    x, y = (part[:1].repeat(3, *[1] * (part.dim() - 1)) for part in examples(6))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn.append(rows(per_example_gradients(module, x, y, cross_entropy)[0]))
+    assert torch.equal(*drawn)
+    dropped = drawn[0][:, : 6 * 40].unflatten(1, (40, 6)).abs().sum(2) == 0
+    assert 0.2 < float(dropped.float().mean()) < 0.8
+    assert not torch.equal(dropped[0], dropped[2])
 
 
 def test_a_hook_on_a_weight_acts_on_the_gradient_of_each_example() -> None:
@@ -407,7 +400,6 @@ class Checks(nn.Module):
 def test_an_error_on_an_example_leads_to_no_other_route() -> None:
     """Else one record would decide how the gradients of all others are rounded."""
     module, (x, y) = Checks(), examples(6)
-    assert plan_for(module, x, y, cross_entropy).transforms
     with pytest.raises(torch.linalg.LinAlgError):
         per_example_gradients(module, torch.cat([x[:2], x[2:] * 1e3]), y, cross_entropy)
 
@@ -422,7 +414,7 @@ def test_dropout_runs_drops_other_units_for_each_example_and_is_not_drawn_for_th
         torch.manual_seed(1)
         drawn.append(rows(per_example_gradients(module, x, y, cross_entropy)[0]))
     assert torch.equal(*drawn)
-    assert plan_for(module, x, y, cross_entropy).shapes is not None
+    assert by_hand.known(module)
     dropped = drawn[0][:, : 6 * 40].unflatten(1, (40, 6)).abs().sum(2) == 0
     assert 0.2 < float(dropped.float().mean()) < 0.8
     assert not torch.equal(dropped[0], dropped[2])

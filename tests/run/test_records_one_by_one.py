@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,12 +73,94 @@ class Temperature(nn.Module):
 
 
 class Gated(Temperature):
-    """The same, where values are looked at, so that examples are passed through one after the other."""
+    """The same, where values are looked at."""
 
     def forward(self, x: Tensor) -> Tensor:
         if float(x.abs().max()) < 0:
             raise ValueError("less than nothing")
         return self.a(x) * self.t  # type: ignore[no-any-return]
+
+
+class ByIndex(Temperature):
+    """Examples that begin with a positive number by themselves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = (x[:, 0] > 0).nonzero()[:, 0]
+        return self.a(x).index_add(0, at, self.a(x[at]))  # type: ignore[no-any-return]
+
+
+class Filled(Temperature):
+    """Writes into a tensor that it makes without the example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(len(x), 4)
+        out[:, :] = self.a(x)
+        return out
+
+
+class Doubled(torch.autograd.Function):
+    """As functions were written before `setup_context`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope
+
+
+class OldFunction(Temperature):
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubled.apply(self.a(x))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Hidden(Temperature):
+    """Reaches a copy of its weights of which the module knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reach = lambda: HIDDEN[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reach() is None:
+            HIDDEN[0] = self.a.weight
+        return F.linear(x, HIDDEN[0], self.a.bias)  # type: ignore[arg-type]
+
+
+HIDDEN: list[Tensor | None] = [None]
+
+
+class Dropping(Temperature):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * (0.0 if random.random() < 0.5 else 1.0)  # type: ignore[no-any-return]
+
+
+class Capacity(nn.Module):
+    """Two experts, of which the first takes no more than half of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.a, self.b = (nn.Linear(6, n) for n in (1, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rank = self.gate(x)[:, 0].argsort(descending=True).argsort()
+        return torch.where((rank < (len(x) + 1) // 2)[:, None], self.a(x), self.b(x))
+
+
+class Aliased(nn.Module):
+    """A layer with two names, tied to a function, and an activation that overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.again, self.act = self.b, nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        h += 1.0
+        h = self.act(F.linear(h, self.a.weight))
+        return self.b(h) + self.again(torch.tanh(h))  # type: ignore[no-any-return]
 
 
 class Threshold(nn.Module):
@@ -106,12 +190,13 @@ def hooked() -> nn.Module:
     return net
 
 
-def step(net: nn.Module, x: Tensor, y: Tensor, folder: Path, **sections: Any) -> Tensor:
+def step(net: nn.Module, x: Tensor, y: Tensor, folder: Path, per_example: str = "vmap", **sections: Any) -> Tensor:
     """What one DP-SGD step of two clients moves, all their records in it, practically without noise."""
     tokens = {} if x.is_floating_point() else {"vocabulary": TOKENS}
     few = (x[:8] / 100 if x.is_floating_point() else x[:8]).numpy()
     data = fv.from_arrays(x.numpy(), y.numpy(), client=np.arange(24) % 2, test=(few, y[:8].numpy()), classes=4, **tokens)
     plan = {"rounds": 1, "local": "dp-sgd", "local_steps": 1, "batch_size": 12, "example_clip": CLIP, "optimizer": {"lr": RATE}}
+    plan |= {"per_example": per_example}
     privacy = {"noise_multiplier": 1e-9, "delta": 1e-3, "unit": "record"}
     config = fv.configure(model=net, method="fedavg", training=plan, privacy=privacy, run={"engine": "inline"}, **sections)
     start = torch.cat([p.detach().flatten() for p in net.parameters()])
@@ -133,13 +218,76 @@ def records(net: nn.Module) -> tuple[Tensor, Tensor]:
     return x, torch.arange(24) % 4
 
 
-@pytest.mark.parametrize("make", [EvenFirst, ByLength, Packed, Temperature, Gated, Threshold, hooked])
+@pytest.mark.parametrize("make", [EvenFirst, ByLength, Temperature, Threshold, Capacity, hooked, Aliased])
 def test_a_step_is_that_of_one_backward_pass_for_each_record(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     net = make()
     x, y = records(net)
     right = wanted(net, x, y)
     assert float((step(net, x, y, tmp_path) - right).norm()) <= 1e-5 * float(right.norm())
+
+
+REFUSED: dict[Callable[[], nn.Module], str] = {
+    Packed: r"test_records_one_by_one.py:\d+\); read the output of the padded sequence at each length",
+    Gated: r"vmap: .* \(at .*test_records_one_by_one.py:\d+\); choose by torch.where",
+    ByIndex: r"test_records_one_by_one.py:\d+\); mask by torch.where",
+    Filled: r"test_records_one_by_one.py:\d+\); make new tensors of the example itself",
+    OldFunction: r"test_records_one_by_one.py:\d+\); give the autograd.Function a setup_context",
+}
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_what_vmap_cannot_run_is_named_with_line_and_remedy_and_takes_a_loop_where_asked(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    net = make()
+    x, y = records(net)
+    with pytest.raises(ConfigError, match=f"{REFUSED[make]}.* or set training.per_example = 'loop'"):
+        step(net, x, y, tmp_path / "refused")
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+    right = wanted(net, x, y)
+    assert float((step(net, x, y, tmp_path, per_example="loop") - right).norm()) <= 1e-5 * float(right.norm())
+
+
+def with_module_hook() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    net[1].register_full_backward_hook(lambda layer, inputs, outputs: (2 * inputs[0],))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), r"the layer 1 \(BatchNorm1d\) mixes .*\(fv\.fix\(module\)"),
+        (with_module_hook, r"1 \(Tanh\) has a hook \(register_full_backward_hook\)"),
+        (Dropping, r"Dropping draws from random in its forward pass"),
+        (Hidden, r"the gradient of a\.weight under torch\.func\.vmap.* is another than that of a backward pass"),
+    ],
+)
+def test_what_has_no_gradient_of_one_record_is_refused_by_name(make: Callable[[], nn.Module], words: str, tmp_path: Path) -> None:
+    HIDDEN[0] = None
+    net = make()
+    with pytest.raises(ConfigError, match=words):
+        step(net, *records(net), tmp_path)
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+
+
+def test_a_network_that_is_fixed_trains(tmp_path: Path) -> None:
+    net = fv.fix(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)))
+    assert isinstance(net[1], nn.GroupNorm)
+    x, y = records(net)
+    right = wanted(net, x, y)
+    assert float((step(net, x, y, tmp_path) - right).norm()) <= 1e-5 * float(right.norm())
+
+
+def test_a_network_that_is_another_one_in_batches_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class MinusMean(Temperature):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x - 0.5 * x.mean(0))
+
+    step(MinusMean(), *records(MinusMean()), tmp_path)
+    assert "depends on the others of its batch: it is trained on single examples" in caplog.text
 
 
 @pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(6, 4)), Temperature()])
@@ -161,12 +309,15 @@ def test_a_step_says_that_code_of_ones_own_carries_nothing_from_record_to_record
     privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "unit": "record"}
     x, y = records(Temperature())
     data = fv.from_arrays(x.numpy(), y.numpy(), client=np.arange(24) % 2, test=(x[:8].numpy(), y[:8].numpy()), classes=4)
-    for model, task, count in ((Temperature(), Mined(), 1), ("linear", Mined(), 1), ("linear", None, 0)):
-        chosen = {} if task is None else {"task": task}
-        said = fv.certify(fv.configure(model=model, method="fedavg", training=plan, privacy=privacy, **chosen), data=data)
+    ways = {"vmap": "outside of the module could reach the records of another pass", "loop": "could reach the next record"}
+    cases = [(Temperature(), Mined(), 1), ("linear", Mined(), 1), ("linear", None, 0)]
+    for (model, task, count), (way, words) in itertools.product(cases, ways.items()):
+        chosen: dict[str, Any] = {"training": plan | {"per_example": way}} | ({} if task is None else {"task": task})
+        said = fv.certify(fv.configure(model=model, method="fedavg", privacy=privacy, **chosen), data=data)
         found = [one.what for one in said.assumptions if "code of the user's own (" in one.what]
         assert len(found) == count
         assert all("carries nothing from one record to another, or from one client to another" in text for text in found)
+        assert all(words in text for text in found)
 
 
 class Jitters(Task):

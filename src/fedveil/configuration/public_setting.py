@@ -250,7 +250,9 @@ def local_spec(config: Config) -> LocalSpec:
             f"training.client_timeout = {t.client_timeout:g} with training.local = 'dp-sgd': one record that takes long "
             f"would take the other records of its client out of the round; leave training.client_timeout out"
         )
-    return LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision)
+    loop = t.per_example == "loop"
+    given = t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision
+    return LocalSpec(*given, loop=loop)
 
 
 def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:

@@ -159,6 +159,7 @@ class ServerOptimizer(OptimizerSection):
 class Training(Section):
     """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
 
+    per_example: how a user's network and loss are called on single examples: by `torch.func.vmap`, or in a `loop`.
     client_timeout: seconds after which a client that has not answered is given up.
     measure_trained: measure each client's model as its local training left it on the client's own test examples.
     personal_on_test_set: measure models of the clients' own, where the run has any, on the whole test set, too.
@@ -176,6 +177,7 @@ class Training(Section):
     server_optimizer: ServerOptimizer = ServerOptimizer(lr=1.0)
     local: Literal["sgd", "dp-sgd"] = "sgd"
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    per_example: Literal["vmap", "loop"] = "vmap"
     evaluate_every: int = Field(1, ge=0)
     max_update_norm: float = Field(1e6, gt=0)
     client_timeout: Annotated[float | None, FREE] = Field(None, gt=0, allow_inf_nan=False)

@@ -311,7 +311,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full)
+        gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full, loop=context.spec.loop)
         key, rehearsal = (t, task.client), context.rehearsal
         source = PerExampleGradient(dp_sgd, context.randomness, key, gradients, context.task, rehearsal=rehearsal)
     local = Local(

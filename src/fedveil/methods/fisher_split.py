@@ -62,7 +62,7 @@ def fisher(local: Local, s: Setting) -> Tensor:
     local.model.eval()
     try:
         for x, y in zip(*(torch.split(part, size) for part in local.data), strict=True):
-            blocks, _ = per_example_gradients(local.model.module, x, y, s.task.losses_in_full)
+            blocks, _ = per_example_gradients(local.model.module, x, y, s.task.losses_in_full, loop=local.spec.loop)
             total += torch.cat([_summed_squares(block) for block in blocks])
     finally:
         local.model.train()

@@ -1,4 +1,4 @@
-"""Modules that cannot be trained here, each refused with what to do."""
+"""Modules that cannot be trained here, each refused with what to do; and what makes one trainable at record level."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedveil.errors import ConfigError
@@ -34,6 +35,33 @@ def own_copy(module: nn.Module) -> nn.Module:
             f"model: {type(module).__name__} cannot be copied ({str(error).splitlines()[0]}): hand over its class or a function "
             f"that makes it; torch.nn.utils.parametrizations replaces the older weight_norm and spectral_norm"
         ) from error
+
+
+def fix(module: nn.Module) -> nn.Module:
+    """Return a copy with `nn.GroupNorm` in the place of batch normalisation, which mixes the examples of a batch.
+
+    Scale and shift are kept, running statistics are not. Each group has four channels or more, and there are at most 32 groups.
+
+    Raises:
+        ConfigError: as `own_copy`.
+    """
+    made, new = own_copy(module), dict[nn.Module, nn.Module]()
+    if isinstance(made, _BatchNorm):
+        return _by_groups(made)
+    for part in list(made.modules()):
+        for name, layer in part._modules.items():
+            if isinstance(layer, _BatchNorm):
+                part._modules[name] = new.setdefault(layer, _by_groups(layer))  # one layer may have two names
+    return made
+
+
+def _by_groups(layer: _BatchNorm) -> nn.GroupNorm:
+    channels = layer.num_features
+    groups = max(n for n in range(1, 33) if n == 1 or (channels % n == 0 and channels >= 4 * n))
+    made = nn.GroupNorm(groups, channels, layer.eps, layer.affine)
+    if layer.affine:
+        made.weight, made.bias = layer.weight, layer.bias
+    return made
 
 
 def check_module(module: nn.Module) -> None:

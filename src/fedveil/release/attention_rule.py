@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.release.taps import NotByHand, Taps, product, scale
+from fedveil.release.taps import NoRule, Taps, product, scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ def attention(taps: Taps, layer: nn.MultiheadAttention, *arguments: Any, **optio
     query, mask = said["query"], said["attn_mask"]
     added_keys = layer.bias_k is not None or layer.add_zero_attn
     if query.dim() != 3 or added_keys or (said["is_causal"] and mask is None):
-        raise NotByHand
+        raise NoRule
     q, k, v = (_heads(layer, part) for part in _projected(taps, layer, query, said["key"], said["value"]))
     hidden = _mask(layer, mask, said["key_padding_mask"], q)
     scores = (q / math.sqrt(layer.head_dim)) @ k.mT
@@ -37,7 +37,7 @@ def attention(taps: Taps, layer: nn.MultiheadAttention, *arguments: Any, **optio
     mixed = mixed if layer.batch_first else mixed.transpose(0, 1)
     last = layer.out_proj
     out = F.linear(mixed, taps.constant(last.weight), taps.constant(last.bias))
-    out = taps.tap(out, [(last.weight, product(mixed)), (last.bias, scale())], mixed)
+    out = taps.tap(layer, out, (last.weight, product(mixed)), (last.bias, scale()))
     if not said["need_weights"]:
         return out, None
     return out, weights.mean(1) if said["average_attn_weights"] else weights
@@ -61,7 +61,7 @@ def _projected(taps: Taps, layer: Any, query: Tensor, key: Tensor, value: Tensor
         weight, shift = taps.constant(table), taps.constant(bias)
         out = F.linear(x, weight if packed is None else weight[rows], None if bias is None else shift[rows])
         use = product(x) if packed is None else product(x, widened)
-        parts += torch.split(taps.tap(out, [(table, use), (bias, scale(slopes=widened))], x), size, -1)
+        parts += torch.split(taps.tap(layer, out, (table, use), (bias, scale(slopes=widened))), size, -1)
     return parts
 
 

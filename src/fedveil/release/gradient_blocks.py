@@ -116,10 +116,18 @@ class Lookups:
 def lookups(index: Tensor, slopes: Tensor, height: int) -> Lookups:
     """Each of `slopes` [n, places, width] is added to its row; what falls on one row is added up before it is stored."""
     n, places = index.shape
-    first = (index[:, :, None] == index[:, None, :]).byte().argmax(2)
-    first += places * torch.arange(n, device=index.device)[:, None]
+    first = _first_places(index) + places * torch.arange(n, device=index.device)[:, None]
     values = slopes.new_zeros(n * places, slopes.shape[2]).index_add_(0, first.flatten(), slopes.flatten(0, 1))
     return Lookups(index, values.view_as(slopes), height)
+
+
+def _first_places(index: Tensor) -> Tensor:
+    """Return the place in its row at which each number of `index` [n, places] stands first."""
+    ordered, order = index.sort(dim=1, stable=True)
+    begins = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True)
+    places = torch.arange(index.shape[1], device=index.device).expand_as(index)
+    run = places.where(begins, 0).cummax(1).values
+    return torch.zeros_like(order).scatter(1, order, order.gather(1, run))
 
 
 def combined(parts: Sequence[Block]) -> Block:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedveil.release.attention_rule import attention
 from fedveil.release.gradient_blocks import Block, Dense, lookups
 from fedveil.release.recurrent_rules import cell, recurrent
-from fedveil.release.taps import Examples, NotByHand, Rule, Taps, Use, channel_scale, lookup, product, scale
+from fedveil.release.taps import NoRule, Rule, Taps, Use, channel_scale, folded, lookup, outer, places, product, scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,77 +23,82 @@ if TYPE_CHECKING:
 
 def _linear(taps: Taps, layer: nn.Linear, x: Tensor) -> Tensor:
     out = F.linear(x, taps.constant(layer.weight), taps.constant(layer.bias))
-    return taps.tap(out, [(layer.weight, product(x)), (layer.bias, scale())], x)
+    return taps.tap(layer, out, (layer.weight, product(x)), (layer.bias, scale()))
 
 
 def _bilinear(taps: Taps, layer: nn.Bilinear, left: Tensor, right: Tensor) -> Tensor:
     out = F.bilinear(left, right, taps.constant(layer.weight), taps.constant(layer.bias))
 
-    def pairs() -> Tensor:
-        return (left[..., :, None] * right[..., None, :]).flatten(-2)
+    def weight(slope: Tensor, n: int, left: Tensor, right: Tensor) -> Block:
+        return outer(slope, n, (left[..., :, None] * right[..., None, :]).flatten(-2))
 
-    return taps.tap(out, [(layer.weight, product(pairs)), (layer.bias, scale())], left, right)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (left, right))), (layer.bias, scale()))
 
 
 # --- convolutions ------------------------------------------------------------------------------------------------------
 
 
 def _convolution(taps: Taps, layer: Any, x: Tensor) -> Tensor:
+    if x.dim() != layer.weight.dim():
+        raise NoRule
     out: Tensor = layer._conv_forward(x, taps.constant(layer.weight), taps.constant(layer.bias))
 
-    def weight(slope: Tensor, examples: Examples) -> Block:
+    def weight(slope: Tensor, n: int, x: Tensor) -> Block:
         padding = layer._reversed_padding_repeated_twice
         mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
-        return _kernel(layer, slope, _windows(F.pad(x, padding, mode=mode), layer, slope.shape[2:]), examples)
+        return _kernel(layer, slope, _windows(F.pad(x, padding, mode=mode), layer, slope.shape[2:]), n)
 
-    return taps.tap(out, [(layer.weight, weight), (layer.bias, channel_scale())], x)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (x,))), (layer.bias, channel_scale()))
 
 
 def _transposed_convolution(taps: Taps, layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
     weight, bias = layer.weight, layer.bias
+    if x.dim() != weight.dim():
+        raise NoRule
     convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[weight.dim() - 3]
     sides = weight.dim() - 2
     extra = layer._output_padding(x, output_size, layer.stride, layer.padding, layer.kernel_size, sides, layer.dilation)
     constants = taps.constant(weight), taps.constant(bias)
     out: Tensor = convolve(x, *constants, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
 
-    def by_weight(slope: Tensor, examples: Examples) -> Block:
+    def by_weight(slope: Tensor, n: int, x: Tensor) -> Block:
         padding = [side for side in reversed(layer.padding) for _ in range(2)]
-        return _kernel(layer, x, _windows(F.pad(slope, padding), layer, x.shape[2:]), examples)
+        return _kernel(layer, x, _windows(F.pad(slope, padding), layer, x.shape[2:]), n)
 
-    return taps.tap(out, [(weight, by_weight), (bias, channel_scale())], x)
+    return taps.tap(layer, out, (weight, Use(by_weight, (x,))), (bias, channel_scale()))
 
 
-def _windows(x: Tensor, layer: Any, places: torch.Size) -> Tensor:
+def _windows(x: Tensor, layer: Any, sizes: torch.Size) -> Tensor:
     """What a kernel sees of padded images [n, channels, *sides] at each of its places: [n, places, channels * kernel].
 
     On a CPU much faster than `F.unfold`.
     """
     for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
-        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride).narrow(2 + i, 0, places[i])[..., ::dilation]
-    sides = range(2, 2 + len(places))
-    ordered = x.permute(0, 1, *(i + len(places) for i in sides), *sides)
+        x = x.unfold(2 + i, dilation * (size - 1) + 1, stride).narrow(2 + i, 0, sizes[i])[..., ::dilation]
+    sides = range(2, 2 + len(sizes))
+    ordered = x.permute(0, 1, *(i + len(sizes) for i in sides), *sides)
     return ordered.reshape(len(x), x.shape[1] * layer.weight[0, 0].numel(), -1).mT
 
 
-def _kernel(layer: Any, narrow: Tensor, windows: Tensor, examples: Examples) -> Block:
+def _kernel(layer: Any, narrow: Tensor, windows: Tensor, n: int) -> Block:
     """The gradient of a kernel [a, b / groups, ...] from values [n, a, *places] and windows [n, places, b * kernel]."""
-    if examples.dim:
-        raise NotByHand
     left = torch.unflatten(narrow.flatten(2), 1, (layer.groups, -1))
     right = torch.unflatten(windows, 2, (layer.groups, -1)).transpose(1, 2)
     each = (left[:, 0].bmm(right[:, 0]) if layer.groups == 1 else left @ right).flatten(1)
-    return Dense(each if examples.fold == 1 else each.view(examples.n, examples.fold, -1).sum(1))
+    return Dense(folded(each, n))
 
 
 # --- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _embedding(taps: Taps, layer: nn.Embedding, index: Tensor) -> Tensor:
-    if layer.max_norm is not None or layer.scale_grad_by_freq:
-        raise NotByHand
+    if layer.scale_grad_by_freq:
+        raise NoRule
     out = F.embedding(index, taps.constant(layer.weight), layer.padding_idx)
-    return taps.tap(out, [(layer.weight, lookup(index, layer.num_embeddings, layer.padding_idx))], index)
+    if layer.max_norm is not None:  # torch writes it into the table
+        size = torch.linalg.vector_norm(out.detach(), layer.norm_type, -1, keepdim=True)
+        out = out * torch.where(size > layer.max_norm, layer.max_norm / (size + 1e-7), 1.0)
+    return taps.tap(layer, out, (layer.weight, lookup(index, layer.num_embeddings, layer.padding_idx)))
 
 
 def _embedding_bag(
@@ -101,18 +106,16 @@ def _embedding_bag(
 ) -> Tensor:
     plain = layer.max_norm is None and not layer.scale_grad_by_freq and layer.mode != "max"
     if not plain or index.dim() != 2 or per_sample_weights is not None:
-        raise NotByHand
+        raise NoRule
     table, padding = taps.constant(layer.weight), layer.padding_idx
     out = F.embedding_bag(index, table, offsets, mode=layer.mode, padding_idx=padding)
     counted = (torch.ones_like(index) if padding is None else index != padding).to(out.dtype)
 
-    def use(slope: Tensor, examples: Examples) -> Block:
-        if examples != Examples(examples.n):
-            raise NotByHand
+    def weight(slope: Tensor, n: int, index: Tensor, counted: Tensor) -> Block:
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1) if layer.mode == "mean" else counted
-        return lookups(index, slope[:, None] * shares[..., None], layer.num_embeddings)
+        return lookups(index.reshape(n, -1), places(slope[:, None] * shares[..., None], n), layer.num_embeddings)
 
-    return taps.tap(out, [(layer.weight, use)], index)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (index, counted))))
 
 
 # --- normalisation and activation --------------------------------------------------------------------------------------
@@ -131,7 +134,7 @@ def _scaled(taps: Taps, layer: Any, normal: Tensor) -> Tensor:
     out, bias, size = normal, getattr(layer, "bias", None), layer.weight.numel()
     out = out * taps.constant(layer.weight)
     out = out if bias is None else out + taps.constant(bias)
-    return taps.tap(out, [(layer.weight, scale(normal, size=size)), (bias, scale(size=size))], normal)
+    return taps.tap(layer, out, (layer.weight, scale(normal, size=size)), (bias, scale(size=size)))
 
 
 def _group_norm(taps: Taps, layer: nn.GroupNorm, x: Tensor) -> Tensor:
@@ -141,31 +144,31 @@ def _group_norm(taps: Taps, layer: nn.GroupNorm, x: Tensor) -> Tensor:
 def _instance_norm(taps: Taps, layer: Any, x: Tensor) -> Tensor:
     layer._check_input_dim(x)
     if layer.track_running_stats or x.dim() == layer._get_no_batch_dim():
-        raise NotByHand
+        raise NoRule
     return _scaled_channels(taps, layer, F.instance_norm(x, eps=layer.eps))
 
 
 def _batch_norm(taps: Taps, layer: Any, x: Tensor) -> Tensor:
     layer._check_input_dim(x)
     if layer.training or layer.running_mean is None:
-        raise NotByHand
+        raise NoRule
     return _scaled_channels(taps, layer, F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps))
 
 
 def _scaled_channels(taps: Taps, layer: Any, normal: Tensor) -> Tensor:
     channels = (-1, *[1] * (normal.dim() - 2))
-    out = normal * taps.constant(layer.weight).view(channels) + taps.constant(layer.bias).view(channels)
-    return taps.tap(out, [(layer.weight, channel_scale(normal)), (layer.bias, channel_scale())], normal)
+    out = normal * taps.constant(layer.weight).view(channels)
+    out = out if layer.bias is None else out + taps.constant(layer.bias).view(channels)
+    return taps.tap(layer, out, (layer.weight, channel_scale(normal)), (layer.bias, channel_scale()))
 
 
 def _prelu(taps: Taps, layer: nn.PReLU, x: Tensor) -> Tensor:
     out = F.prelu(x, taps.constant(layer.weight))
 
-    def single(slope: Tensor, examples: Examples) -> Block:
-        return Dense(examples.first(slope * x.clamp_max(0)).reshape(examples.n, -1).sum(1, keepdim=True))
+    def single(slope: Tensor, n: int, x: Tensor) -> Block:
+        return Dense((slope * x.clamp_max(0)).reshape(n, -1).sum(1, keepdim=True))
 
-    use: Use = single if layer.num_parameters == 1 else channel_scale(x.clamp_max(0))
-    return taps.tap(out, [(layer.weight, use)], x)
+    return taps.tap(layer, out, (layer.weight, Use(single, (x,)) if layer.num_parameters == 1 else channel_scale(x.clamp_max(0))))
 
 
 RULES: Mapping[type, Rule] = {

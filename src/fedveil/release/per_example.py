@@ -1,86 +1,67 @@
 """The gradient of each example of a batch: an example is a call, so nothing of another one is in the reach of a user's code.
 
-Three routes:
+Known networks, of which no code is the user's, are computed in batches (`by_hand`); a user's loss sees one example all the same.
+Every other network runs under `torch.func.vmap` over single examples. Layers of torch inside it leave the slope at their output
+in the place of a gradient (`taps`), which costs little more than a batch; what else trains is differentiated as torch does it.
 
-1. By hand (`by_hand`), for networks of ours and an `nn.Sequential` of torch's own layers: one forward and backward pass over the
-   batch. A loss of the user's own is handed one example at a time all the same.
-2. `torch.func.vmap` over single examples, for every other network.
-3. A loop over single examples, where the network cannot be transformed: it looks at values to decide what to do, or writes
-   examples into a tensor that was made without them.
-
-Made-up examples at made-up weights choose the route (`plan_for`): were they the client's, or the weights those that the process
-meets first, how all gradients are rounded would follow from them. No error on a client's examples leads to another route.
+Each pass works on a copy of the network that shares its weights, so what the code writes on its module is gone afterwards.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch.func import grad_and_value, vmap
-from torch.nn.modules.batchnorm import _NormBase
+from torch._C._functorch import (
+    _unwrap_for_grad,
+    _wrap_for_grad,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    maybe_current_level,
+)
+from torch._functorch.eager_transforms import enable_inplace_requires_grad, grad_increment_nesting
+from torch.func import vmap
 
 from fedveil.release import by_hand
-from fedveil.release.by_hand import Losses, Shapes, trainable
-from fedveil.release.gradient_blocks import Block, Dense, rows
+from fedveil.release.by_hand import Losses, summed, trainable
+from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.layer_rules import RULES
-from fedveil.release.noise import Randomness
-from fedveil.release.taps import Taps, installed
+from fedveil.release.recurrent_rules import BY_PLACES
+from fedveil.release.taps import NoRule, Taps, installed, places
 from fedveil.tasks.task import Task
-from fedveil.training.params import called_with
+from fedveil.training.params import exchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The route of a network's gradients.
-
-    Args:
-        shapes: of each tapped output for one example; None where they are not found by hand.
-        transforms: whether `torch.func` can do the network.
-    """
-
-    shapes: Shapes | None = None
-    transforms: bool = True
+    from fedveil.release.taps import Made, Rule
 
 
-def per_example_gradients(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
+def per_example_gradients(
+    module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses, *, loop: bool = False
+) -> tuple[list[Block], Tensor]:
     """The gradient of each example's loss in the trainable parameters, in the order of `named_parameters`, and the losses [n].
 
     Args:
         x: examples [n, ...], numbers or tokens. y: targets [n, ...]. losses_of: (outputs, targets) -> one loss an example, [n].
+        loop: one backward pass for each example, for networks and losses that `torch.func.vmap` cannot run.
     """
-    if len(y) == 1:
+    if loop or (len(y) == 1 and by_hand.known(module)):
         return one_by_one(module, x, y, losses_of)
-    plan = plan_for(module, x, y, losses_of)
-    if plan.shapes is not None:
-        return by_hand.gradients(module, x, y, _apart(losses_of), plan.shapes)
-    return (transformed if plan.transforms else one_by_one)(module, x, y, losses_of)
-
-
-def transformed(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
-    """The same by `torch.func`."""
-    parameters = trainable(module)
-    wanted = {name: p.detach() for name, p in parameters.items()}
-
-    def loss(values: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        return losses_of(called_with(module, values, one[None]), target[None])[0]
-
-    with _transformable(module):
-        found, each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(wanted, x, y)
-    return [Dense(g.reshape(len(y), p.numel())) for g, p in zip(found.values(), parameters.values(), strict=True)], each
+    if by_hand.known(module):
+        try:
+            return by_hand.gradients(module, x, y, _apart(losses_of))
+        except NoRule:
+            pass
+    return vectorised(module, x, y, losses_of)
 
 
 def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
@@ -88,7 +69,7 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
     parameters = list(trainable(module).values())
     each, found = [], []
     for i in range(len(y)):
-        (loss,) = losses_of(module(x[i : i + 1]), y[i : i + 1])
+        (loss,) = losses_of(_copy(module)(x[i : i + 1].clone()), y[i : i + 1])
         found.append(_backward(loss, parameters))
         each.append(loss.detach())
     stacked = (torch.stack(g) for g in zip(*found, strict=True))
@@ -103,142 +84,142 @@ def _backward(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def _apart(losses: Losses) -> Losses:
-    """Losses of which each is computed from its own example alone, unless they are those of a task of ours."""
+    """Losses of which each is computed from its own example alone, unless they are those of a built-in task."""
     owner = getattr(losses, "__self__", None)
     if isinstance(owner, Task) and not owner.own:
         return losses
     return vmap(lambda output, target: losses(output[None], target[None])[0], randomness="different")
 
 
-@contextmanager
-def _transformable(module: nn.Module) -> Iterator[None]:
-    """Known layers compute in ways that `torch.func` can transform; what it does slowly it does without a warning."""
-    with installed(Taps(live=False), module, RULES), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy that shares the parameters, and the scripts, which cannot be copied without theirs."""
+    shared = (*module.parameters(), *(part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)))
+    copied: nn.Module = _copied(module, {id(one): one for one in shared})
+    return copied
 
 
-# --- the route ---------------------------------------------------------------------------------------------------------
-
-_PLANS: WeakKeyDictionary[nn.Module, dict[Hashable, Plan]] = WeakKeyDictionary()
-_MOST_PLANS = 64
+_ATOMS = frozenset((type(None), bool, int, float, str))
+_COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
 
 
-def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    """The plan for batches of such examples, found once for a network and kept.
-
-    Only the shapes and types of the examples are looked at, and of the weights that train: it is the same whenever it is found.
-    """
-    plans = _PLANS.setdefault(module, {})
-    key = _key(module, x, y, losses)
-    if key not in plans:
-        with Randomness(0).forward(x.device, "route"):  # the same numbers each time, and none of the run's
-            found = _found(module, *_made_up(x, y), losses)
-        if len(plans) >= _MOST_PLANS:
-            plans.clear()
-        plans[key] = found
-    return plans[key]
-
-
-def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
-    owner = getattr(losses, "__self__", losses)  # a method is another object each time, and so may be its owner
-    kind = getattr(losses, "__func__", None), owner if type(owner).__hash__ is not None else type(owner)
-    flags = tuple(
-        (layer.training, *(p is not None and p.requires_grad for p in layer._parameters.values())) for layer in module.modules()
-    )
-    return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, kind, flags
-
-
-def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    loop = Plan(transforms=False)
-    if by_hand.hooked(module):
-        return loop  # a copy would lack the hooks
-    try:
-        made = _with_made_up_weights(module)
-        with _transformable(made):
-            vmap(lambda one, target: losses(made(one[None]), target[None]), randomness="different")(x, y)
-        _require_no_decision_on_weights(made, x, y, losses)
-    except Exception:
-        return loop
-    if by_hand.known(module):
-        try:
-            return Plan(by_hand.shapes_of(made, x, y, _apart(losses)))
-        except Exception:
-            pass
-    return Plan(transforms=_transforms(made, x, y, losses))
-
-
-def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two examples and targets of the same shapes and types: numbers from 0 to 1; of whole ones, tokens 0 and 1 and class 0.
-
-    The second example is all ones, and each row of the first is zeros after its first place: one example's places in a row, and
-    the places of both in turn, are never the same tokens; and neither example is all padding where 0 pads.
-    """
-    draw = torch.Generator().manual_seed(0)
-
-    def like(values: Tensor, second: int) -> Tensor:
-        made = torch.zeros(2, *values.shape[1:])
-        if values.is_floating_point():
-            made.uniform_(generator=draw)
-        else:
-            made[1] = second
-            if values.dim() > 1 and values.shape[-1] > 1:
-                made[0, ..., 0] = second
-        return made.to(values.device, values.dtype)
-
-    return like(x, 1), like(y, 0)
-
-
-def _with_made_up_weights(module: nn.Module) -> nn.Module:
-    """A copy, which shares the frozen parameters. Matrices are random and scaled by what goes into them, vectors lie around 1.
-
-    None are zero, as where a layer starts, since that hides what the layer is handed. Statistics of batches are 0 and 1.
-
-    Raises:
-        ValueError: a layer copies itself otherwise.
-    """
-    made = deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
-    draw, own = torch.Generator().manual_seed(0), {p.data_ptr() for p in trainable(module).values()}
-    if any(p.data_ptr() in own for p in trainable(made).values() if p.numel()):
-        raise ValueError("the copy has the weights of the network itself")
-    with torch.no_grad():
-        for p in trainable(made).values():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=draw) / math.sqrt(max(1, p[0].numel())))
-            else:
-                p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
-    for layer in made.modules():
-        parameters = list(layer.parameters())
-        if isinstance(layer, _NormBase) and (not parameters or any(p.requires_grad for p in parameters)):
-            layer.reset_running_stats()
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` makes, in a tenth of its time for modules and the containers in them."""
+    if type(value) in _ATOMS:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        made = memo[id(value)] = kind()
+        target, parts = made, value
+    elif isinstance(value, nn.Module) and _by_attributes(cast("Hashable", kind)):
+        made = memo[id(value)] = object.__new__(kind)
+        target, parts = vars(made), vars(value)
+    else:
+        return deepcopy(value, memo)
+    for name, part in parts.items():
+        target[name] = part if type(part) in _ATOMS else _copied(part, memo)
     return made
 
 
-def _require_no_decision_on_weights(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> None:
-    """Else the network is another one at other weights, of which made-up ones show nothing."""
-    parameters = trainable(module)
-
-    def loss(own: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        return losses(called_with(module, own, one[None]), target[None])
-
-    weights = {name: torch.stack([p.detach(), p.detach()]) for name, p in parameters.items()}
-    with _transformable(module):
-        vmap(loss, randomness="different")(weights, x, y)
+@lru_cache(maxsize=1024)
+def _by_attributes(kind: Hashable) -> bool:
+    """Whether `copy.deepcopy` copies what is of a class attribute by attribute, as classes of torch are."""
+    own = (vars(one)[name] for one in cast(type, kind).__mro__ for name in _COPYING if one is not object and name in vars(one))
+    return all((getattr(function, "__module__", None) or "").startswith("torch.nn.") for function in own)
 
 
-def _transforms(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> bool:
-    """Whether `torch.func` gives the gradients of the backward pass, one example at a time, from the same random numbers.
+# --- vmap --------------------------------------------------------------------------------------------------------------
 
-    It does not see weights that the network reaches other than as its parameters.
+
+def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
+    """The same under `torch.func.vmap`."""
+    try:
+        return _in_one_pass(module, x, y, losses_of, RULES)
+    except NoRule:
+        return _in_one_pass(module, x, y, losses_of, {})
+
+
+def _in_one_pass(
+    module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses, rules: Mapping[type, Rule]
+) -> tuple[list[Block], Tensor]:
+    """All examples in one pass of vmap.
+
+    Raises:
+        NoRule: the network takes slopes itself, so that rules do not give its gradients.
     """
-    for one, target in zip(x[:, None], y[:, None], strict=True):
-        found = []
-        for route in (transformed, one_by_one):
-            try:
-                with Randomness(0).forward(x.device, "route"):
-                    found.append(rows(route(module, one, target, losses)[0]))
-            except Exception:
-                return False
-        if not bool((found[0] - found[1]).norm() <= 1e-2 * found[1].norm() + 1e-30):
-            return False
-    return True
+    parameters, network = list(trainable(module).values()), _copy(module)
+    values, hooks = [p.detach() for p in parameters], [bool(p._backward_hooks) for p in parameters]
+    uses: list[tuple[int, Callable[..., Block], int]] = []
+
+    def one(example: Tensor, target: Tensor) -> list[Tensor]:
+        with grad_increment_nesting() as level, torch.enable_grad(), enable_inplace_requires_grad(True):
+            leaves = [_wrap_for_grad(value, level).requires_grad_() for value in values]
+            taps = Taps(leaves, _leaf, _version, hooks, lambda: maybe_current_level() == level)
+            with exchanged(zip(parameters, leaves, strict=True), module, network), installed(taps, network, rules):
+                (loss,) = losses_of(network(_wrap_for_grad(example, level)[None]), _wrap_for_grad(target, level)[None])
+                found = _uses(loss, taps, parameters)
+            uses[:] = [(number, made, len(tensors)) for number, made, tensors in found]
+            return [_unwrap_for_grad(t, level) for t in (loss.detach(), *(t for *_, tensors in found for t in tensors))]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        each, *found = (tensor.detach() for tensor in vmap(one, randomness="different")(x.clone(), y.clone()))
+    left = iter(tensor.flatten(0, 1) if tensor.dim() > 2 else tensor for tensor in found)
+    return summed(_together([(i, made, list(islice(left, count))) for i, made, count in uses], len(y)), parameters, len(y)), each
+
+
+def _together(uses: list[Made], n: int) -> list[Made]:
+    """Uses of which those of a layer that was called several times, as by a loop over steps, are one where that is possible."""
+    calls: dict[Any, list[list[Tensor]]] = {}
+    for place, (number, made, tensors) in enumerate(uses):
+        calls.setdefault((number, made) if made in BY_PLACES else place, []).append(tensors)
+    found = []
+    for place, (number, made, tensors) in enumerate(uses):
+        each = calls.pop((number, made) if made in BY_PLACES else place, [])
+        if len(each) > 1:
+            tensors = [torch.cat([places(part, n) for part in parts], 1) for parts in zip(*each, strict=True)]
+        if each:
+            found.append((number, made, tensors))
+    return found
+
+
+def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made]:
+    """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
+    if not loss.requires_grad:
+        return []
+    if taps.asked:
+        raise NoRule
+    recorded, taps.all = taps.all, []  # a checkpoint taps again in the backward pass
+    behind: list[Any] = [*(tap.output for tap in recorded), *taps.parameters]
+    slopes = torch.autograd.grad(loss, behind, allow_unused=True)
+    taps.all = recorded
+    found = taps.uses(slopes[: len(recorded)])
+    for number, (slope, p) in enumerate(zip(slopes[len(recorded) :], parameters, strict=True)):
+        if slope is not None:
+            found.append((number, _dense, [_hooked(slope, p)[None]]))
+    return found
+
+
+def _dense(slope: Tensor, n: int) -> Block:
+    return Dense(slope.reshape(n, slope.numel() // n))
+
+
+def _hooked(slope: Tensor, p: nn.Parameter) -> Tensor:
+    """The gradient as the hooks of its parameter leave it."""
+    for hook in list((p._backward_hooks or {}).values()):
+        changed = hook(slope)
+        slope = slope if changed is None else changed
+    return slope
+
+
+def _leaf(output: Tensor) -> Tensor:
+    """An output with a slope, which may be overwritten, unlike a leaf itself."""
+    return output.requires_grad_() + 0.0
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the memory of a tensor was overwritten, below all transformations."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor._version

@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.release.taps import NotByHand, Taps, product, scale
+from fedveil.release.taps import NoRule, Taps, Use, outer, product, scale, shift
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedveil.release.gradient_blocks import Block
 
     State = tuple[Tensor, ...]
 
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
     """The forward of `nn.RNN`, `nn.GRU` and `nn.LSTM`."""
     if not isinstance(x, torch.Tensor) or x.dim() != 3:
-        raise NotByHand  # packed sequences, and a single one
+        raise NoRule  # packed sequences, and a single one
     x = x.transpose(0, 1) if layer.batch_first else x
     directions = 2 if layer.bidirectional else 1
     starts = _starts(layer, x, state, directions)
+    where: tuple[Taps, nn.Module, str] = (taps, layer, layer.mode)
     ends: list[State] = []
     for level in range(layer.num_layers):
         outputs = []
@@ -38,7 +41,7 @@ def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tu
             projection = getattr(layer, names[1].replace("hh", "hr"), None)
             parameters = [getattr(layer, name, None) for name in names]
             start = tuple(part[len(ends)] for part in starts)
-            output, end = _sweep(taps, layer.mode, x.flip(0) if reverse else x, start, parameters, projection)
+            output, end = _sweep(where, x.flip(0) if reverse else x, start, parameters, projection)
             outputs.append(output.flip(0) if reverse else output)
             ends.append(end)
         x = torch.cat(outputs, -1) if reverse else outputs[0]
@@ -51,28 +54,32 @@ def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tu
 def cell(taps: Taps, layer: Any, x: Tensor, state: Any = None) -> Any:
     """The forward of `nn.RNNCell`, `nn.GRUCell` and `nn.LSTMCell`."""
     if x.dim() != 2:
-        raise NotByHand
+        raise NoRule
     mode = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}.get(type(layer)) or f"RNN_{layer.nonlinearity.upper()}"
     zero = x.new_zeros(len(x), layer.hidden_size)
-    start = (zero, zero) if mode == "LSTM" and state is None else (zero,) if state is None else state
-    start = start if isinstance(start, tuple) else (start,)
+    start = _states(((zero, zero) if mode == "LSTM" else zero) if state is None else state)
     parameters = [layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh]
-    _, end = _sweep(taps, mode, x[None], start, parameters, None)
+    _, end = _sweep((taps, layer, mode), x[None], start, parameters, None)
     return end if mode == "LSTM" else end[0]
 
 
 def _starts(layer: nn.RNNBase, x: Tensor, state: Any, directions: int) -> State:
     if state is not None:
-        return state if isinstance(state, tuple) else (state,)
+        return _states(state)
     n, levels = x.shape[1], layer.num_layers * directions
     hidden = x.new_zeros(levels, n, layer.proj_size or layer.hidden_size)
     return (hidden, x.new_zeros(levels, n, layer.hidden_size)) if layer.mode == "LSTM" else (hidden,)
 
 
+def _states(state: Any) -> State:
+    return (state,) if isinstance(state, torch.Tensor) else tuple(state)
+
+
 def _sweep(
-    taps: Taps, mode: str, x: Tensor, state: State, parameters: list[Any], projection: nn.Parameter | None
+    where: tuple[Taps, nn.Module, str], x: Tensor, state: State, parameters: list[Any], projection: nn.Parameter | None
 ) -> tuple[Tensor, State]:
     """One layer in one direction: the outputs [steps, batch, width] for x [steps, batch, ...], and the last state."""
+    taps, layer, mode = where
     of_input, of_state, input_bias, state_bias = parameters
     weight, bias = taps.constant(of_state), taps.constant(state_bias)
     shift = taps.constant(input_bias)
@@ -82,24 +89,16 @@ def _sweep(
     before: list[Tensor] = []  # h_(t-1) of all steps
     resets: list[Tensor] = []
 
-    def at_state(slope: Tensor) -> Tensor:
-        if mode != "GRU":
-            return slope
-        size = slope.shape[-1] // 3
-        return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * torch.stack(resets)), -1)
-
-    by_input = scale()
-    by_state = scale(slopes=at_state) if mode == "GRU" else by_input
-    uses = [
-        (of_input, product(x)),
-        (of_state, product(lambda: before[0], at_state)),
-        (input_bias, by_input),
-        (state_bias, by_state),
-    ]
-    drive = taps.tap(drive, uses, x)
-    if mode == "LSTM" and taps.live and projection is None and drive.dtype == weight.dtype:
+    by_input = by_state = scale()
+    by_weight = Use(outer, lambda: (before[0],))
+    if mode == "GRU":
+        by_state = Use(_gru_shift, lambda: (torch.stack(resets),))
+        by_weight = Use(_gru_outer, lambda: (before[0], torch.stack(resets)))
+    uses = (of_input, product(x)), (of_state, by_weight), (input_bias, by_input), (state_bias, by_state)
+    drive = taps.tap(layer, drive, *uses)
+    if mode == "LSTM" and len(x) > 1 and projection is None and drive.dtype == weight.dtype:
         first = state[0]
-        hidden, cells = _Lstm.apply(drive, *state, weight)  # type: ignore[no-untyped-call]
+        hidden, cells, *_ = _Lstm.apply(drive, *state, weight)  # type: ignore[no-untyped-call]
         before.append(torch.cat((first[None], hidden[:-1])))
         return hidden, (hidden[-1], cells)
     hidden, kept = [], [state[0]]
@@ -107,11 +106,29 @@ def _sweep(
         state, reset = _step(mode, step, state, weight, bias)
         if projection is not None:
             short = F.linear(state[0], taps.constant(projection))
-            state = (taps.tap(short, [(projection, product(state[0]))], state[0]), *state[1:])
+            state = (taps.tap(layer, short, (projection, product(state[0]))), *state[1:])
         hidden.append(state[0])
         resets.append(reset)
     before.append(torch.stack(kept + hidden[:-1]))
     return torch.stack(hidden), state
+
+
+def _at_state(slope: Tensor, reset: Tensor) -> Tensor:
+    """The slope at what the last state of a GRU adds to the gates, of which the third is multiplied by the reset gate."""
+    size = reset.shape[-1]
+    return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * reset), -1)
+
+
+def _gru_shift(slope: Tensor, n: int, reset: Tensor) -> Block:
+    return shift(_at_state(slope, reset), n)
+
+
+def _gru_outer(slope: Tensor, n: int, before: Tensor, reset: Tensor) -> Block:
+    return outer(_at_state(slope, reset), n, before)
+
+
+BY_PLACES = frozenset((outer, shift, _gru_outer, _gru_shift))
+"""Uses whose slopes and inputs at several calls of a layer may be put together, as if it had been called once."""
 
 
 def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> tuple[State, Tensor]:
@@ -131,10 +148,11 @@ def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor |
 
 
 class _Lstm(torch.autograd.Function):
-    """All steps of an LSTM, forward and backward, with few calls a step; U counts as a constant."""
+    """All steps of an LSTM with few calls a step; U counts as a constant. Returned are the outputs, the last cell, and what the
+    slopes need: the gates, the new values, the cells before and after."""
 
     @staticmethod
-    def forward(ctx: Any, drive: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(drive: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         gates, hidden = torch.empty_like(drive), drive.new_empty(*drive.shape[:2], h.shape[-1])
         cells, squashed, news = torch.empty_like(hidden), torch.empty_like(hidden), torch.empty_like(hidden)
         parts = gates, *gates.chunk(4, -1), news, cells, squashed, hidden
@@ -146,12 +164,29 @@ class _Lstm(torch.autograd.Function):
             step.sigmoid_()  # that of g, which is not used, costs less than leaving it out
             c = torch.mul(i, new, out=cell).addcmul_(f, c)
             h = torch.mul(o, _tanh(c, tanh), out=out)
-        ctx.save_for_backward(gates, news, torch.cat((before[None], cells[:-1])), squashed, weight)
-        return hidden, c.clone()
+        return hidden, c.clone(), gates, news, torch.cat((before[None], cells[:-1])), squashed
 
     @staticmethod
-    def backward(ctx: Any, of_hidden: Tensor, of_cell: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        gates, new, before, squashed, weight = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(*output[2:], inputs[3])
+
+    @staticmethod
+    def backward(ctx: Any, of_hidden: Tensor, of_cell: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        return *_LstmSlopes.apply(*ctx.saved_tensors, of_hidden, of_cell), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _batched(_Lstm, info.batch_size, (1, 0, 0, None), in_dims, inputs)
+
+
+class _LstmSlopes(torch.autograd.Function):
+    """The slopes at the drive and at the first state, from what `_Lstm` returned and the slopes of its outputs."""
+
+    @staticmethod
+    def forward(
+        gates: Tensor, new: Tensor, before: Tensor, squashed: Tensor, weight: Tensor, of_hidden: Tensor, of_cell: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         i, f, _, o = gates.chunk(4, -1)
         into_cell = o * (1 - squashed.square())
         # the slope of each gate is that of the cell, for o that of the output, by a factor
@@ -167,7 +202,30 @@ class _Lstm(torch.autograd.Function):
             torch.mul(factor, torch.cat((c, c, c, h), -1), out=step)
             back = step @ weight
             c.mul_(keep)
-        return slopes, back, c, None
+        return slopes, back, c
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _batched(_LstmSlopes, info.batch_size, (1, 1, 1, 1, None, 1, 0), in_dims, inputs)
+
+
+def _batched(
+    function: Any, n: int, rows: tuple[int | None, ...], in_dims: Any, inputs: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """The function for n examples at once, whose batches follow each other in the dimension `rows` of each input."""
+    flat = []
+    for tensor, row, dim in zip(inputs, rows, in_dims, strict=True):
+        if row is None:
+            flat.append(tensor if dim is None else tensor.select(dim, 0))  # weights are the same for all examples
+        else:
+            each = tensor.unsqueeze(row).expand(*tensor.shape[:row], n, *tensor.shape[row:]) if dim is None else None
+            flat.append((tensor.movedim(dim, row) if each is None else each).flatten(row, row + 1).contiguous())
+    found = [(out, out.dim() - 2) for out in function.apply(*flat)]
+    return tuple(out.unflatten(row, (n, -1)) for out, row in found), tuple(row for _, row in found)
 
 
 def _tanh(x: Tensor, out: Tensor) -> Tensor:

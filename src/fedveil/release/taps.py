@@ -1,12 +1,13 @@
-"""Taps: what a forward pass leaves behind for the gradients of single examples.
+"""Taps: what the forward pass of a layer leaves behind for the gradients of single examples.
 
 Where a layer's output is linear in its parameters, an example's gradient follows from the slope of its loss at that output and
-from what the layer saw. Known layers compute with constants in place of their parameters and leave a tap at such an output. A
-parameter that enters the loss in any other way still gets a gradient of its own, which is how that is noticed.
+from the layer's input. Layers with a rule compute with constants in place of their parameters and leave a tap at such an output.
+A parameter that enters the loss in any other way gets a gradient of its own, which is added.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fedveil.release.gradient_blocks import Block, Dense, lookups, products
 
@@ -22,135 +24,191 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rule = Callable[..., Any]
-"""(taps, layer, the arguments of its forward) -> what its forward returns; raises NotByHand where it does not fit."""
+"""(taps, layer, the arguments of its forward) -> what its forward returns; raises NoRule where it does not fit."""
 
 
-class NotByHand(Exception):
-    """The rules do not fit what the network does."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Where the examples are: `n` of them along one dimension of a tapped output, each with `fold` entries in a row there."""
-
-    n: int
-    dim: int = 0
-    fold: int = 1
-
-    @classmethod
-    def found(cls, alone: Sequence[int], batch: Sequence[int], n: int) -> Examples | None:
-        """From the shapes of an output for one example and for n: they differ in one dimension, which is n times as long."""
-        if len(alone) == len(batch):
-            differ = [i for i in range(len(alone)) if alone[i] != batch[i]]
-            if len(differ) == 1 and batch[differ[0]] == n * alone[differ[0]]:
-                return cls(n, differ[0], alone[differ[0]])
-        return None
-
-    def first(self, values: Tensor) -> Tensor:
-        """The values with the examples as first dimension, [n, ...]; what is folded comes next to where they were."""
-        parts = values if self.fold == 1 else torch.unflatten(values, self.dim, (self.n, self.fold))
-        return parts.movedim(self.dim, 0)
-
-    def places(self, values: Tensor) -> Tensor:
-        """The values [..., k] as [n, places, k]."""
-        return self.first(values).reshape(self.n, -1, values.shape[-1])
+class NoRule(Exception):
+    """No rule fits what a layer does."""
 
 
 # --- how a parameter gets its gradient from the slope at a tap -----------------------------------------------------------
 
-Use = Callable[["Tensor", Examples], Block]
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """How a parameter gets its gradient from the slope at an output.
+
+    Args:
+        made: (slope, n, what was seen) -> the gradients of n examples, which lie one after the other in the first dimension. Of
+            `BY_PLACES` are those for which it makes no difference where in an example a place is.
+        seen: what it needs of the forward pass, or a function that returns it after the pass.
+    """
+
+    made: Callable[..., Block]
+    seen: tuple[Tensor, ...] | Callable[[], tuple[Tensor, ...]] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it needs of the forward pass, once that is over."""
+        return self.seen() if callable(self.seen) else self.seen
 
 
-def product(inputs: Tensor | Callable[[], Tensor], slopes: Callable[[Tensor], Tensor] = lambda slope: slope) -> Use:
-    """For the weight of a linear map of `inputs` [..., i], which a rule may know only after the pass."""
-
-    def use(slope: Tensor, examples: Examples) -> Block:
-        seen = inputs() if callable(inputs) else inputs
-        slope = slopes(slope)
-        return products(examples.places(slope), examples.places(seen.detach().to(slope.dtype)))
-
-    return use
+Made = tuple[int, Callable[..., Block], list["Tensor"]]
+"""A use of a parameter after the pass: its number, and what makes its gradients of the tensors that follow, slope first."""
 
 
-def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] = lambda slope: slope, size: int = 0) -> Use:
+def places(values: Tensor, n: int) -> Tensor:
+    """The values [..., k] of n examples as [n, places, k]."""
+    return values.reshape(n, math.prod(values.shape[:-1]) // n, values.shape[-1])
+
+
+def folded(each: Tensor, n: int) -> Tensor:
+    """The sums [n, k] over the entries of each example, of which `each` [entries, k] has the same number for all."""
+    return each if len(each) == n else each.view(n, len(each) // n, -1).sum(1)
+
+
+def product(inputs: Tensor, slopes: Callable[[Tensor], Tensor] | None = None) -> Use:
+    """For the weight of a linear map of `inputs` [..., i]."""
+    if slopes is None:
+        return Use(outer, (inputs,))
+    return Use(lambda slope, n, seen: outer(slopes(slope), n, seen), (inputs,))
+
+
+def outer(slope: Tensor, n: int, inputs: Tensor) -> Block:
+    """The gradient of the weight of a linear map of `inputs` [..., i]."""
+    return products(places(slope, n), places(inputs.to(slope.dtype), n))
+
+
+def shift(slope: Tensor, n: int) -> Block:
+    """The gradient of a bias along the last dimension."""
+    return Dense(places(slope, n).sum(1))
+
+
+def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] | None = None, size: int = 0) -> Use:
     """For what multiplies `inputs` along the last dimension, or along the last few, of `size` coordinates; None for a bias."""
+    if inputs is None and slopes is None and not size:
+        return Use(shift)
 
-    def use(slope: Tensor, examples: Examples) -> Block:
-        slope = slopes(slope)
-        each = examples.first(slope if inputs is None else slope * inputs)
-        return Dense(each.reshape(examples.n, -1, size or slope.shape[-1]).sum(1))
+    def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
+        slope = slope if slopes is None else slopes(slope)
+        each = slope * seen[0] if seen else slope
+        k = size or slope.shape[-1]
+        return Dense(each.reshape(n, each.numel() // max(1, n * k), k).sum(1))
 
-    return use
+    return Use(made, () if inputs is None else (inputs,))
 
 
 def channel_scale(inputs: Tensor | None = None) -> Use:
     """The same along the channels of [batch, channels, ...]."""
 
-    def use(slope: Tensor, examples: Examples) -> Block:
-        if examples.dim:
-            raise NotByHand
-        each = (slope if inputs is None else slope * inputs).reshape(*slope.shape[:2], -1).sum(2)
-        return Dense(each if examples.fold == 1 else each.view(examples.n, examples.fold, -1).sum(1))
+    def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
+        each = (slope * seen[0] if seen else slope).reshape(*slope.shape[:2], -1).sum(2)
+        return Dense(folded(each, n))
 
-    return use
+    return Use(made, () if inputs is None else (inputs,))
 
 
 def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
     """For a table of `height` rows of which `index` [...] were looked up; the row `padding` gets no gradient."""
 
-    def use(slope: Tensor, examples: Examples) -> Block:
-        slopes = slope if padding is None else slope.masked_fill((index == padding)[..., None], 0.0)
-        return lookups(examples.places(index[..., None])[..., 0], examples.places(slopes), height)
+    def made(slope: Tensor, n: int, index: Tensor) -> Block:
+        index, slopes = places(index[..., None], n)[..., 0], places(slope, n)
+        return lookups(index, slopes if padding is None else slopes.masked_fill((index == padding)[..., None], 0.0), height)
 
-    return use
+    return Use(made, (index,))
 
 
 # --- the pass ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tap:
-    """An output, and how each parameter behind it gets its gradient from the slope there."""
+    """An output as its layer made it, and how each parameter behind it, by number, gets its gradient from the slope there."""
 
-    output: Tensor
-    uses: list[tuple[nn.Parameter, Use]]
-    seen: list[tuple[Tensor, int]]
-
-    def untouched(self) -> bool:
-        """Whether nothing at the layer was overwritten in place since."""
-        return all(tensor._version == version for tensor, version in self.seen)
+    layer: str
+    output: GradientEdge
+    uses: list[tuple[int, Use]]
+    versions: list[int]
 
 
 @dataclass
 class Taps:
-    """The taps of one forward pass, in order; or, when not `live`, rules that compute as the layers themselves."""
+    """The taps of one forward pass, in order.
 
-    live: bool = True
+    Args:
+        parameters: the tensors that train, in order. version: how often a tensor was overwritten.
+        leaf: makes an output, behind which nothing trains, one that has a slope.
+        left: which parameters are left to torch, such as those with hooks.
+        here: whether a layer is called by the pass itself, and not inside a transformation of the network's own.
+        strict: a layer whose rule does not fit raises NoRule; else it computes as torch does.
+
+    Attributes:
+        asked: an entry for each time that a slope at a tap was asked for; a network that takes gradients itself does so.
+    """
+
+    parameters: Sequence[Tensor]
+    leaf: Callable[[Tensor], Tensor]
+    version: Callable[[Tensor], int] = lambda tensor: tensor._version
+    left: Sequence[bool] = ()
+    here: Callable[[], bool] = lambda: True
+    strict: bool = False
     all: list[Tap] = field(default_factory=list)
+    asked: list[None] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        left = self.left or [False] * len(self.parameters)
+        self._numbers = {id(p): i for i, (p, out) in enumerate(zip(self.parameters, left, strict=True)) if not out}
 
     def constant(self, parameter: Tensor | None) -> Any:
         """A parameter's value, cut off from it. Any, since rules hand None on as their layers do."""
-        if parameter is None or not self.live or not torch.is_grad_enabled():
+        if parameter is None or not torch.is_grad_enabled() or not parameter.requires_grad:
             return parameter
-        if parameter.grad_fn is not None:
-            raise NotByHand  # computed from other parameters, as by weight normalisation
+        if id(parameter) not in self._numbers or not self.here():
+            raise NoRule  # left to torch, or computed from other parameters, as by weight normalisation
         return parameter.detach()
 
-    def tap(self, output: Tensor, uses: list[tuple[Tensor | None, Use]], *seen: Tensor) -> Tensor:
-        """`output`, which is linear in the parameters of `uses`; what their gradients need of `seen` must not change."""
-        kept = [(p, use) for p, use in uses if isinstance(p, nn.Parameter) and p.requires_grad]
-        if not self.live or not kept or not torch.is_grad_enabled():
+    def tap(self, layer: nn.Module, output: Tensor, *uses: tuple[Tensor | None, Use]) -> Tensor:
+        """`output`, which is linear in the parameters of `uses`; what these have seen must not be overwritten later."""
+        kept = [(self._numbers[id(p)], use) for p, use in uses if id(p) in self._numbers]
+        if not kept or not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            output.requires_grad_()
-        self.all.append(Tap(output, kept, [(t, t._version) for t in (output, *seen)]))
+            output = self.leaf(output)
+        if not self.strict:
+            output.register_hook(partial(_ask, self.asked))  # type: ignore[no-untyped-call]
+        versions = [self.version(t) for _, use in kept if not callable(use.seen) for t in use.seen]
+        self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
         return output
+
+    def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
+        """The uses of all parameters, from the slopes at all taps.
+
+        Raises:
+            RuntimeError: an input of a layer was overwritten after the layer had computed with it.
+        """
+        found: list[Made] = []
+        for tap, slope in zip(self.all, slopes, strict=True):
+            if [self.version(t) for _, use in tap.uses if not callable(use.seen) for t in use.seen] != tap.versions:
+                raise RuntimeError(
+                    f"the input of a {tap.layer} is modified by an inplace operation after the layer has computed with it"
+                )
+            if slope is not None:
+                slope = slope.to(self.parameters[tap.uses[0][0]].dtype)
+                found += [(number, use.made, [slope, *(t.detach() for t in use.tensors)]) for number, use in tap.uses]
+        return found
+
+
+def _ask(asked: list[None], slope: Tensor) -> None:
+    """Note that a slope was asked for; the taps themselves would live as long as the graph, and the graph as long as they."""
+    asked.append(None)
 
 
 def _ruled(rule: Rule, taps: Taps, layer: nn.Module, *arguments: Any, **options: Any) -> Any:
     try:
         return rule(taps, layer, *arguments, **options)
-    except NotByHand:
+    except NoRule:
+        if taps.strict:
+            raise
         return type(layer).forward(layer, *arguments, **options)
 
 
@@ -158,8 +216,7 @@ def _ruled(rule: Rule, taps: Taps, layer: nn.Module, *arguments: Any, **options:
 def installed(taps: Taps, module: nn.Module, rules: Mapping[type, Rule]) -> Iterator[None]:
     """The rules in place of the forward functions of the layers that train and whose exact types they name.
 
-    A rule that does not fit leaves the work to its layer. Activations overwrite nothing meanwhile, and transformers take no
-    path of their own for inference.
+    Activations overwrite nothing meanwhile, and transformers take no path of their own for inference.
     """
     changed: list[nn.Module] = []
     in_place: list[nn.Module] = []

@@ -33,15 +33,13 @@ from fedveil.federation.progress import start
 from fedveil.federation.round import client_round
 from fedveil.federation.selection_score import release_score
 from fedveil.methods.method import is_own
-from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output, needs_pairs
-from fedveil.release.by_hand import known
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import build_model, federation, shown
 from fedveil.run.child_process import in_child
-from fedveil.training.params import trained_parameters
+from fedveil.run.single_examples import check_single_examples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +68,7 @@ def rehearsed_model(config: Config, prepared: Prepared, calibrated: tuple[Method
     Args:
         calibrated: method and setting with the noise known.
         whole: rehearse a round as well. Left out, as at a client whose server has done it, the network and the task alone are
-            tried, and at record level whether examples are treated apart.
+            tried, and at record level the gradients of single examples.
 
     Raises:
         FedveilError: what failed, where in the user's code, and what to do; nothing was released.
@@ -91,8 +89,8 @@ def _rehearse(
     remarks = check_output(model, x, y, task)
     dp_sgd = setting.dp_sgd()
     if dp_sgd is not None:
-        stage("where it is tried whether the network treats examples apart")
-        _refuse_mixing(model, prepared.test[0])
+        stage("in the gradients of single examples")
+        remarks += check_single_examples(model, x, y, task, loop=setting.local.loop)
     if dp_sgd is None and setting.local.batch_size == 1 and needs_pairs(model, x, y, task):
         raise ConfigError(
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
@@ -224,40 +222,6 @@ def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
     if refused and not outcomes[0].error and job.context.spec.batch_size > 1 and usual:
         raise ConfigError(f"{_alone(job.context.model)}: {refused[0]}; {_REMEDY}")
     return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0]}"] if refused else []
-
-
-def _refuse_mixing(model: FlatModel, examples: Tensor) -> None:
-    """An error where a network mixes the examples of a batch, draws one number for several, or has hooks that DP-SGD skips.
-
-    A network of known layers alone is computed in batches, so none of its layers may mix. Any other is handed single examples,
-    and would be trained as another network than it is tested as where its output depends on the batch.
-    """
-    name = _name(model)
-    try:
-        layer = mixing_layer(model.module, examples, every=known(model.module))
-        elsewhere = drawn_elsewhere(model.module, examples)
-    except Exception as error:
-        raise ConfigError(
-            f"model: {name} fails on batches of four and five examples with large inputs, which show "
-            f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-        ) from error
-    if elsewhere:
-        raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {name} draws from {elsewhere} in its forward pass, where "
-            f"one number may serve several examples: draw from torch, such as torch.rand"
-        )
-    if layer:
-        whose = layer if layer.startswith("the network") else f"the layer {layer}"
-        raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {whose} mixes the examples of a batch: "
-            "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
-            "normalisation with frozen statistics (leave its parameters out of model.trainable)"
-        )
-    if late := [name for name, p in trained_parameters(model.module).items() if p._post_accumulate_grad_hooks]:
-        raise ConfigError(
-            f"training.local = 'dp-sgd' takes the gradient of each example, and {', '.join(late[:4])} has a hook "
-            f"(register_post_accumulate_grad_hook) that acts on accumulated gradients alone: use register_hook"
-        )
 
 
 def _name(model: FlatModel) -> str:

@@ -102,9 +102,16 @@ def _own_code(config: Config, *, data: bool) -> Assumption:
         "such as globals, classes, closures, caches of functions, files and other processes",
     }[config.run.isolation or default]
     reads = "; what reads, transforms or describes examples takes each by itself" if data else ""
-    within = "; nor does it keep anything of a record for the next one of the same client" * (config.training.local == "dp-sgd")
+    within = {
+        "vmap": "; it is called on single records, many of a client in one pass of torch.func.vmap, and each pass has a copy of "
+        "the module, so only what it keeps outside of the module could reach the records of another pass",
+        "loop": "; it is called on single records, one after the other, and each has a copy of the module, so only what it keeps "
+        "outside of the module could reach the next record",
+    }[config.training.per_example]
+    records = config.training.local == "dp-sgd"
+    between = "from one record or client to another" if records else "from one client to another"
     return Assumption(
-        f"user-defined code carries nothing from one client to another: {where}{reads}{within}",
+        f"user-defined code carries nothing {between}: {where}{reads}{within if records else ''}",
         "what it kept would pass by clip and noise, into other updates, a plan or a score",
     )
 

@@ -47,6 +47,7 @@ class LocalSpec:
         pairs: one example alone cannot be learned from, as under batch normalisation of vectors. The last batch of a pass, where
             it would be one example, joins the batch before it; an example that is alone all the same is normalised by the running
             statistics.
+        loop: gradients of single examples are taken in a loop, for code that `torch.func.vmap` cannot run.
     """
 
     epochs: int = 1
@@ -57,6 +58,7 @@ class LocalSpec:
     schedule: Schedule = "constant"
     precision: Precision = "float32"
     pairs: bool = False
+    loop: bool = False
 
     def steps_for(self, examples: int) -> int:
         """K, the number of steps of a client with that many examples (0 for an empty client)."""

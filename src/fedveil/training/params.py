@@ -299,31 +299,36 @@ def _hang(p: Tensor, hooks: Hooks) -> None:
 
 
 def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-    """Return the output of a module with these tensors, by name, in the place of its own parameters and buffers.
-
-    Each is swapped wherever the module holds it, once for each object: one layer may have two names, one parameter two layers,
-    and a list may hold both. `torch.func.functional_call` alone swaps by name, which leaves the new tensor in a layer with two.
-    """
-    from torch.func import functional_call
-
+    """Return the output of a module with these tensors, by name, in the place of its own parameters and buffers."""
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    new = {id(named[name]): tensor for name, tensor in tensors.items()}
-    everywhere, plain = {}, []
-    for path, part in module.named_modules():
-        for name, held in (*part._parameters.items(), *part._buffers.items()):
-            if id(held) in new:
-                everywhere[f"{path}.{name}" if path else name] = new[id(held)]
-        for name, value in vars(part).items():
-            if name not in ("_parameters", "_buffers", "_modules") and (found := _exchanged(value, new)) is not value:
-                plain.append((vars(part), name, value, found))
-    try:
-        for attributes, name, _, found in plain:
-            attributes[name] = found
-        output: Tensor = functional_call(module, everywhere, inputs, tie_weights=False)
-    finally:
-        for attributes, name, value, _ in plain:
-            attributes[name] = value
+    with exchanged([(named[name], tensor) for name, tensor in tensors.items()], module):
+        output: Tensor = module(*inputs)
     return output
+
+
+@contextmanager
+def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> Iterator[None]:
+    """Put the second tensor of each pair in the place of the first, wherever the modules hold it, and the first back at the end.
+
+    Each is swapped once for each object that holds it: one layer may have two names, one parameter two layers, and a list may
+    hold both. `torch.func.functional_call` swaps by name, which leaves the new tensor in a layer with two.
+    """
+    new = {id(old): tensor for old, tensor in pairs}
+    places: list[tuple[Any, str, Any, Any]] = []
+    for part in (part for module in modules for part in module.modules()):
+        for table in (part._parameters, part._buffers):
+            places += [(table, name, held, new[id(held)]) for name, held in table.items() if id(held) in new]
+        for name, value in vars(part).items():
+            holds = type(value) in (list, tuple, dict) and value and name not in ("_parameters", "_buffers", "_modules")
+            if (holds or id(value) in new) and (found := _exchanged(value, new)) is not value:
+                places.append((vars(part), name, value, found))
+    try:
+        for table, name, _, tensor in places:
+            table[name] = tensor
+        yield
+    finally:
+        for table, name, held, _ in places:
+            table[name] = held
 
 
 def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:

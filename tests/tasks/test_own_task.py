@@ -6,7 +6,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +14,6 @@ import pytest
 import torch
 from click.testing import Result
 from torch import Tensor
-from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import fedveil as fv
@@ -24,7 +22,6 @@ from fedveil.configuration.config import Config, configure, parse
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.public_setting import task_of
-from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.tasks import task_registry
@@ -160,9 +157,9 @@ def test_an_extended_built_in_task_has_columns_of_its_own() -> None:
 
 def test_a_bad_task_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     kind = example()
-    leaning = type("Leaning", (kind,), {"losses": lambda s, o, t: kind.losses(s, o - o.mean(0), t), "__module__": "notebook"})
-    with pytest.raises(ConfigError, match="the loss of an example depends on the others of its batch"):
-        fv.train(with_task(leaning()), tmp_path / "run", data=made("regression"))
+    meaned = type("Meaned", (kind,), {"losses": lambda s, o, t: kind.losses(s, o, t).mean(), "__module__": "notebook"})
+    with pytest.raises(ConfigError, match=r"`losses` gives \[\] of float32; it has to be a tensor of floats, \[n\], one"):
+        fv.train(with_task(meaned()), tmp_path / "run", data=made("regression"))
     assert not (tmp_path / "run").exists()
 
 
@@ -255,21 +252,3 @@ def test_the_quantile_is_learned(tmp_path: Path) -> None:
         **sections,
     )
     assert np.isclose(fv.train(config, tmp_path / "run", data=data).score, 0.9, atol=0.1)
-
-
-class Balanced(fv.Task):
-    """Weighs an example by how many of its batch have its class."""
-
-    name: str = "balanced"
-
-    def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        shares = F.one_hot(target, 10).float().mean(0)
-        return F.cross_entropy(output, target, reduction="none") * shares[target]
-
-
-def test_weights_of_the_classes_of_a_batch_show_where_the_test_set_is_sorted_by_class(tmp_path: Path) -> None:
-    data = load("digits")
-    for order in (np.arange(len(data.y_test)), np.argsort(data.y_test, kind="stable")):
-        given = replace(data, x_test=data.x_test[order], y_test=data.y_test[order])
-        with pytest.raises(ConfigError, match="the loss of an example depends on the others of its batch"):
-            fv.train(fv.configure(task=Balanced(), model="linear"), tmp_path / "run", data=given)

@@ -26,8 +26,8 @@ def check_task(task: Task, output: Tensor, target: Tensor) -> None:
         output: what the network makes of at least two public examples [n, ...], on the CPU. target: theirs.
 
     Raises:
-        ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, examples that are not
-            treated apart though they have `losses` of their own, weights that are none, or other metrics than declared.
+        ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, weights that are none,
+            or other metrics than declared.
     """
     _check_loss(task, output, target)
     with _explained(task, output, target):
@@ -52,7 +52,6 @@ def _check_loss(task: Task, output: Tensor, target: Tensor) -> None:
         _wrong(task, "`loss`", loss, ())
         if losses is None:
             return
-        _check_apart(task, output, target, losses.detach())
         _check_weights(task, target)
     if not _same(loss, losses.mean()):
         raise ConfigError(
@@ -88,24 +87,6 @@ def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None
         problem = "does not depend on the output in a way that has a gradient: compute it with torch, and detach nothing"
     if problem:
         raise ConfigError(f"task.name = {task.name!r}: {what} {problem}")
-
-
-def _check_apart(task: Task, output: Tensor, target: Tensor, losses: Tensor) -> None:
-    """Refuse a loss of the first example that changes with the others of the batch, or without them."""
-    others = torch.arange(1, len(target))
-    kinds = (others.roll(1), torch.zeros_like(others), torch.full_like(others, len(target) - 1))
-    with torch.no_grad():
-        changed = [
-            task.losses(torch.cat([output[:1], far * (1 + output[1:].abs())]), torch.cat([target[:1], target[rest]]))
-            for far in (4, -4)
-            for rest in kinds
-        ]
-        alone = task.losses(output[:1], target[:1])
-    if not all(_same(other[0], losses[0]) for other in (*changed, alone)):
-        raise ConfigError(
-            f"task.name = {task.name!r}: the loss of an example depends on the others of its batch: compute each from its own "
-            f"output and target, or override `loss` instead of `losses` (client level only)"
-        )
 
 
 def _check_weights(task: Task, target: Tensor) -> None:

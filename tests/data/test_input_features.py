@@ -35,7 +35,6 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
-from fedveil.run.assembly import prepare
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from fedveil.statement.certify import certify_config
@@ -161,15 +160,27 @@ def test_a_function_that_draws_is_refused(draw: Callable[[], object]) -> None:
         FeatureMap("own.py:drawing", drawing).of(data)
 
 
-def test_a_function_that_draws_from_a_generator_of_its_own_is_refused(tmp_path: Path) -> None:
-    """Or keeps anything else: one example more would move the features of all behind it."""
-    (tmp_path / "jitter.py").write_text(
-        "import numpy as np\n\nRNG = np.random.RandomState(0)\n\n\n"
-        "def jitter(x):\n    return (x.reshape(len(x), -1) + 1e-5 * RNG.normal(size=(len(x), 1))).astype(np.float32)\n"
-    )
-    own = config((), data={"features": f"{tmp_path / 'jitter.py'}:jitter"})
-    with pytest.raises(ConfigError, match=r"data.features = .* keeps global RNG .*: draw from the global generator"):
-        prepare(own, small())
+class Jitter:
+    """Flattens, with noise of a generator of its own, and remembers the largest number."""
+
+    def __init__(self) -> None:
+        self.generator, self.largest = np.random.RandomState(0), 0.0
+
+    def __call__(self, x: Any) -> Any:
+        self.largest = max(self.largest, float(x.max()))
+        drawn = sum(float(self.generator.normal()) for _ in range(1 + int(x.sum()) % 3))
+        return (x.reshape(len(x), -1) * (1 + 1e-4 * self.largest) + 1e-4 * drawn).astype(np.float32)
+
+
+def test_each_example_meets_a_fresh_copy_of_what_keeps_something() -> None:
+    """One other example moved the features of all behind it."""
+    data = small()
+    x = data.x_train.copy()
+    x[7] *= 3
+    before, after = (FeatureMap("own.py:jitter", Jitter()).of(replace(data, x_train=one)) for one in (data.x_train, x))
+    others = np.arange(len(x)) != 7
+    np.testing.assert_array_equal(before.x_train[others], after.x_train[others])
+    assert not np.array_equal(before.x_train[7], after.x_train[7])
 
 
 def test_a_network_may_be_made_when_a_function_is_first_called() -> None:

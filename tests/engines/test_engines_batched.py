@@ -401,27 +401,6 @@ def test_what_clients_draw_in_turns_is_secret_where_something_is_promised(
     assert all(torch.equal(one, two) != secret for one, two in zip(*trained, strict=True))
 
 
-class Keeping:
-    """Code of the user's own that kept something, as is found after each client."""
-
-    def require_unchanged(self) -> None:
-        raise ConfigError("it keeps something")
-
-
-def test_under_dp_sgd_clients_that_shared_code_which_kept_something_send_their_noise(tmp_path: Path) -> None:
-    by_record = {"unit": "record", "epsilon": None, "noise_multiplier": 2.0, "delta": 1e-4}
-    run = job(
-        config({"name": "dp-fedavg"}, "server", training={"local": "dp-sgd", "batch_clip": None}, privacy=by_record), tmp_path
-    )
-    run = replace(run, context=replace(run.context, kept=(Keeping(),)))  # type: ignore[arg-type]
-    progress = start(run)
-    tasks = [ClientTask(client, Released(0, progress.model, None), 1.0) for client in range(4)]
-    with Batched(run.context) as workers:
-        found = list(workers.map(tasks))
-    assert [outcome.error for outcome in found] == ["it keeps something"] * 4
-    assert all(isinstance(o.release, SealedUpload) and bool(o.release.upload.vector.all()) for o in found)
-
-
 def test_an_exhausted_budget_ends_the_run(tmp_path: Path) -> None:
     class Empty:
         def charge_all(self, entries: Any) -> None:

@@ -90,9 +90,6 @@ class FlatModel:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
         built_in: whether the module is a network of fedveil.
 
-    Attributes:
-        is_custom: whether the module is user-defined. has_own_code: whether user-defined code may run in it: a network of torch's
-            own layers alone has none.
     """
 
     def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
@@ -133,8 +130,16 @@ class FlatModel:
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
-        self.has_own_code = has_own_code(module)
-        self.is_custom = not built_in or self.has_own_code
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether user-defined code may run in the module: torch's own layers alone have none."""
+        return has_own_code(self.module)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the module is user-defined."""
+        return not self._built_in or self.has_own_code
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""

@@ -89,7 +89,6 @@ class FlatModel:
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
         built_in: whether the module is a network of fedveil.
-
     """
 
     def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:

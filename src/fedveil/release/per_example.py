@@ -29,13 +29,13 @@ from torch._functorch.eager_transforms import enable_inplace_requires_grad, grad
 from torch.func import vmap
 
 from fedveil.release import by_hand
-from fedveil.release.by_hand import Losses, summed, trainable
+from fedveil.release.by_hand import Losses, summed
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.layer_rules import RULES
 from fedveil.release.recurrent_rules import BY_PLACES
 from fedveil.release.taps import NoRule, Taps, installed, places
 from fedveil.tasks.task import Task
-from fedveil.training.params import exchanged
+from fedveil.training.params import exchanged, trained_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -66,21 +66,16 @@ def per_example_gradients(
 
 def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
     """The same by one backward pass for each example."""
-    parameters = list(trainable(module).values())
+    parameters, n = list(trained_parameters(module).values()), len(y)
     each, found = [], []
-    for i in range(len(y)):
+    for i in range(n):
         (loss,) = losses_of(_copy(module)(x[i : i + 1].clone()), y[i : i + 1])
-        found.append(_backward(loss, parameters))
         each.append(loss.detach())
-    stacked = (torch.stack(g) for g in zip(*found, strict=True))
-    return [Dense(g.reshape(len(y), p.numel())) for g, p in zip(stacked, parameters, strict=True)], torch.stack(each)
-
-
-def _backward(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Dense gradients; zeros where the loss follows from none of the parameters."""
-    if not loss.requires_grad:
-        return [torch.zeros_like(p) for p in parameters]
-    return [g.to_dense() for g in torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)]
+        if loss.requires_grad:
+            found.append(torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True))
+        else:
+            found.append(tuple(map(torch.zeros_like, parameters)))
+    return [_dense(torch.stack([g.to_dense() for g in grads]), n) for grads in zip(*found, strict=True)], torch.stack(each)
 
 
 def _apart(losses: Losses) -> Losses:
@@ -103,8 +98,8 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__se
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes, in a tenth of its time for modules and the containers in them."""
-    if type(value) in _ATOMS:
+    """What `copy.deepcopy` makes, in a tenth of its time for modules and the tables in them; results of gradients are shared."""
+    if type(value) in _ATOMS or (isinstance(value, torch.Tensor) and not value.is_leaf):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -118,7 +113,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     else:
         return deepcopy(value, memo)
     for name, part in parts.items():
-        target[name] = part if type(part) in _ATOMS else _copied(part, memo)
+        target[name] = _copied(part, memo)
     return made
 
 
@@ -148,7 +143,7 @@ def _in_one_pass(
     Raises:
         NoRule: the network takes slopes itself, so that rules do not give its gradients.
     """
-    parameters, network = list(trainable(module).values()), _copy(module)
+    parameters, network = list(trained_parameters(module).values()), _copy(module)
     values, hooks = [p.detach() for p in parameters], [bool(p._backward_hooks) for p in parameters]
     uses: list[tuple[int, Callable[..., Block], int]] = []
 

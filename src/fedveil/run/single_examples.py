@@ -140,7 +140,7 @@ def _refuse_others(model: FlatModel, found: Tensor, alone: Tensor | Exception) -
     if isinstance(alone, Exception):
         return
     for name, one, other in zip(model.layout.names, model.layout.split(found.T), model.layout.split(alone.T), strict=True):
-        if not bool((one - other).norm() <= 1e-2 * other.norm() + 1e-6 * alone.norm()):
+        if not bool((one - other).norm() <= 0.1 * other.norm() + 1e-6 * alone.norm()):
             raise ConfigError(
                 f"model: the gradient of {name} under torch.func.vmap, which calls {type(model.module).__name__} on single "
                 f"examples, is another than that of a backward pass: its code must reach it as a parameter of the module, {_LOOP}"

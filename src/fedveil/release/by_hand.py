@@ -100,7 +100,7 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[
         NoRule: the options of a layer do not fit its rule, or it does not treat rows apart.
     """
     parameters, n = list(trained_parameters(module).values()), len(y)
-    taps = Taps(parameters, leaf=torch.Tensor.requires_grad_, strict=True)
+    taps = Taps(parameters, strict=True)
     checks = [part.register_forward_pre_hook(_require_rows) for part in module.modules() if type(part).__module__ in _LAYERS]
     try:
         with installed(taps, module, RULES):

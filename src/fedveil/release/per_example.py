@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch._C._functorch import (
-    _unwrap_for_grad,
-    _wrap_for_grad,
-    get_unwrapped,
-    is_functorch_wrapped_tensor,
-    maybe_current_level,
-)
+from torch._C._functorch import _unwrap_for_grad, _wrap_for_grad
 from torch._functorch.eager_transforms import enable_inplace_requires_grad, grad_increment_nesting
 from torch.func import vmap
 
@@ -144,16 +138,16 @@ def _in_one_pass(
         NoRule: the network takes slopes itself, so that rules do not give its gradients.
     """
     parameters, network = list(trained_parameters(module).values()), _copy(module)
-    values, hooks = [p.detach() for p in parameters], [bool(p._backward_hooks) for p in parameters]
+    values = [p.detach() for p in parameters]
     uses: list[tuple[int, Callable[..., Block], int]] = []
 
     def one(example: Tensor, target: Tensor) -> list[Tensor]:
         with grad_increment_nesting() as level, torch.enable_grad(), enable_inplace_requires_grad(True):
             leaves = [_wrap_for_grad(value, level).requires_grad_() for value in values]
-            taps = Taps(leaves, _leaf, _version, hooks, lambda: maybe_current_level() == level)
+            taps = Taps([None if p._backward_hooks else leaf for p, leaf in zip(parameters, leaves, strict=True)])
             with exchanged(zip(parameters, leaves, strict=True), module, network), installed(taps, network, rules):
                 (loss,) = losses_of(network(_wrap_for_grad(example, level)[None]), _wrap_for_grad(target, level)[None])
-                found = _uses(loss, taps, parameters)
+                found = _uses(loss, taps, leaves, parameters)
             uses[:] = [(number, made, len(tensors)) for number, made, tensors in found]
             return [_unwrap_for_grad(t, level) for t in (loss.detach(), *(t for *_, tensors in found for t in tensors))]
 
@@ -179,14 +173,14 @@ def _together(uses: list[Made], n: int) -> list[Made]:
     return found
 
 
-def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made]:
+def _uses(loss: Tensor, taps: Taps, leaves: list[Tensor], parameters: list[nn.Parameter]) -> list[Made]:
     """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
     if not loss.requires_grad:
         return []
     if taps.asked:
         raise NoRule
     recorded, taps.all = taps.all, []  # a checkpoint taps again in the backward pass
-    behind: list[Any] = [*(tap.output for tap in recorded), *taps.parameters]
+    behind: list[Any] = [*(tap.output for tap in recorded), *leaves]
     slopes = torch.autograd.grad(loss, behind, allow_unused=True)
     taps.all = recorded
     found = taps.uses(slopes[: len(recorded)])
@@ -206,15 +200,3 @@ def _hooked(slope: Tensor, p: nn.Parameter) -> Tensor:
         changed = hook(slope)
         slope = slope if changed is None else changed
     return slope
-
-
-def _leaf(output: Tensor) -> Tensor:
-    """An output with a slope, which may be overwritten, unlike a leaf itself."""
-    return output.requires_grad_() + 0.0
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the memory of a tensor was overwritten, below all transformations."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor._version

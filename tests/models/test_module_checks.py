@@ -101,3 +101,17 @@ def test_the_error_is_there_when_the_run_is_described() -> None:
     config = configure(model=nn.Sequential(nn.Flatten(), nn.LazyLinear(10)))
     with pytest.raises(ConfigError, match=r"model: Sequential: 1\.weight has no shape yet"):
         fv.train(config, data=load("digits"))
+
+
+def test_a_fixed_copy_has_groups_in_the_place_of_batches_and_the_module_stays() -> None:
+    shared = nn.BatchNorm2d(48)
+    net = nn.Sequential(nn.Conv2d(3, 48, 1), shared, nn.Sequential(nn.ReLU(), shared), nn.BatchNorm1d(3, affine=False))
+    with torch.no_grad():
+        shared.weight.fill_(2.0)
+    made = fv.fix(net)
+    assert not any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d) for part in made.modules())
+    assert made[1] is made[2][1]
+    assert (made[1].num_groups, made[3].num_groups, made[3].affine) == (12, 1, False)
+    assert made[1].weight[0].item() == 2.0
+    assert net[1] is shared
+    assert isinstance(fv.fix(nn.BatchNorm1d(8)), nn.GroupNorm)

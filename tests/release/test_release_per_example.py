@@ -22,7 +22,7 @@ from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum,
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
 from fedveil.release.plan import DpSgd
-from fedveil.release.taps import Taps
+from fedveil.release.taps import NoRule, Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import Local, LocalSpec
@@ -280,6 +280,35 @@ NOT_BY_ROW = [
     *(Sorted, EvenFirst, Experts, Shouts, hooked, with_a_forward, activated),
     lambda: Reorders(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
 ]
+
+
+def attending(frozen: bool) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True).requires_grad_(not frozen)
+    return nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 4))
+
+
+def around(*layers: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(6, 5), *layers, nn.Tanh(), nn.Linear(5, 4))
+
+
+ACROSS_ROWS = [
+    *(lambda: attending(True), lambda: attending(False), around(nn.ZeroPad2d((0, 0, -1, 1))), around(nn.ConstantPad2d(0, 0.0))),
+    *(around(nn.Softmax(0)), around(nn.LogSoftmax(-2)), around(nn.Flatten(0), nn.Unflatten(0, (-1, 5)))),
+]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("make", ACROSS_ROWS)
+def test_layers_of_torch_that_reach_across_rows_are_called_on_one_example(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(2)
+    module, (x, y) = make(), examples(6, n=9)
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
+    with pytest.raises(NoRule):
+        by_hand.gradients(module, x, y, cross_entropy)
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
+    found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
+    wanted = stacked(module, cross_entropy, x, y)
+    assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("make", NOT_BY_ROW)

@@ -45,14 +45,12 @@ def fix(module: nn.Module) -> nn.Module:
     Raises:
         ConfigError: as `own_copy`.
     """
-    made, new = own_copy(module), dict[nn.Module, nn.Module]()
-    if isinstance(made, _BatchNorm):
-        return _by_groups(made)
-    for part in list(made.modules()):
+    whole, new = nn.Sequential(own_copy(module)), dict[nn.Module, nn.Module]()
+    for part in list(whole.modules()):
         for name, layer in part._modules.items():
             if isinstance(layer, _BatchNorm):
                 part._modules[name] = new.setdefault(layer, _by_groups(layer))  # one layer may have two names
-    return made
+    return whole[0]
 
 
 def _by_groups(layer: _BatchNorm) -> nn.GroupNorm:

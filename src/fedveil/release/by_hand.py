@@ -1,7 +1,7 @@
 """The gradients of a batch's examples from one forward and backward pass, for networks that are made of known layers alone.
 
 Row i of what each layer sees is example i by construction: no code but torch's and fedveil's runs in a known network, and its
-layers, with the options that they have, neither mix nor reorder the rows of a batch.
+layers, with their options and with as many dimensions as they are handed, neither mix nor reorder the rows of a batch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fedveil.release.gradient_blocks import Block, Dense, combined
 from fedveil.release.layer_rules import RULES
 from fedveil.release.taps import NoRule, Taps, installed
+from fedveil.training.params import trained_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,31 +34,31 @@ _LAYERS = frozenset(
         *("normalization", "padding", "pixelshuffle", "pooling", "sparse", "transformer", "upsampling"),
     )
 )
-"""Files of torch whose layers treat the rows of a batch apart, but for those below; recurrent ones return several tensors."""
+"""Files of torch whose layers treat the rows of a batch apart, as said below; recurrent ones return several tensors."""
 
 
-def _within(dim: object) -> bool:
-    """Whether a dimension is none of the examples, in a tensor of two dimensions or more."""
-    return isinstance(dim, int) and (dim > 0 or dim == -1)
-
-
-def _by_dimension(layer: Any) -> bool:
-    return _within(layer.dim)
-
-
-def _by_statistics(layer: Any) -> bool:
-    return not layer.training and layer.running_mean is not None
-
-
-_APART_IF: Mapping[type, Callable[[Any], bool]] = {
-    **dict.fromkeys((nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.GLU, nn.Unflatten), _by_dimension),
-    nn.Flatten: lambda layer: layer.start_dim > 0,
-    nn.Softmax2d: lambda layer: False,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _by_statistics),
-    nn.SyncBatchNorm: lambda layer: False,
-    nn.MultiheadAttention: lambda layer: layer.batch_first,
+_LEAST: Mapping[type, int] = {
+    **dict.fromkeys((nn.Linear, nn.GroupNorm, nn.ConstantPad1d, nn.ZeroPad1d), 2),
+    **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.ConstantPad2d, nn.ZeroPad2d, nn.Fold, nn.MultiheadAttention), 3),
+    **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.ConstantPad3d, nn.ZeroPad3d, nn.Unfold, nn.Softmax2d), 4),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), 4),
+    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d), 5),
 }
-"""Layers that treat the rows apart with some options."""
+"""Dimensions that a batch has at least; with fewer a layer takes what it is handed for one example, or reaches across them."""
+_WITHIN: Mapping[type, str] = {
+    **dict.fromkeys((nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.GLU, nn.Unflatten), "dim"),
+    nn.Flatten: "start_dim",
+}
+"""Layers that work along a dimension, which must not be that of the examples, and its name."""
+
+
+def _require_rows(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+    """Raise NoRule where a layer, as it is called, would not treat the rows of a batch apart."""
+    x, along = inputs[0], _WITHIN.get(type(layer))
+    if x.dim() < _LEAST.get(type(layer), len(getattr(layer, "normalized_shape", ())) + 1):
+        raise NoRule
+    if along is not None and not (isinstance(dim := getattr(layer, along), int) and dim % x.dim()):
+        raise NoRule
 
 
 def known(module: nn.Module) -> bool:
@@ -72,7 +74,9 @@ def _known_part(part: nn.Module) -> bool:
     kind, file = type(part), type(part).__module__
     if not file.startswith("fedveil.") and (file not in _LAYERS or getattr(sys.modules[file], kind.__name__, None) is not kind):
         return False
-    if kind in _APART_IF and not _APART_IF[kind](part):
+    if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+        return False
+    if isinstance(part, nn.MultiheadAttention) and not part.batch_first:
         return False
     trained = [p for p in part.parameters(recurse=False) if p.requires_grad]
     if trained and kind not in RULES and kind is not NonDynamicallyQuantizableLinear:  # which is attention's last layer
@@ -89,21 +93,21 @@ def _foreign(value: object) -> bool:
     return not (getattr(value, "__module__", None) or "").startswith(("torch.", "fedveil."))
 
 
-def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that train, by name, in order."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
 def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[list[Block], Tensor]:
     """The blocks of the trainable parameters of a known network, in order, and the losses [n].
 
     Raises:
-        NoRule: the options of a layer do not fit its rule.
+        NoRule: the options of a layer do not fit its rule, or it does not treat rows apart.
     """
-    parameters, n = list(trainable(module).values()), len(y)
-    taps = Taps(parameters, leaf=torch.Tensor.requires_grad_, strict=True)
-    with installed(taps, module, RULES):
-        each = losses(module(x), y)
+    parameters, n = list(trained_parameters(module).values()), len(y)
+    taps = Taps(parameters, strict=True)
+    checks = [part.register_forward_pre_hook(_require_rows) for part in module.modules() if type(part).__module__ in _LAYERS]
+    try:
+        with installed(taps, module, RULES):
+            each = losses(module(x), y)
+    finally:
+        for check in checks:
+            check.remove()
     if each.shape != (n,):
         raise NoRule
     slopes: tuple[Tensor | None, ...] = (None,) * len(taps.all)

@@ -18,24 +18,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch._C._functorch import (
-    _unwrap_for_grad,
-    _wrap_for_grad,
-    get_unwrapped,
-    is_functorch_wrapped_tensor,
-    maybe_current_level,
-)
+from torch._C._functorch import _unwrap_for_grad, _wrap_for_grad
 from torch._functorch.eager_transforms import enable_inplace_requires_grad, grad_increment_nesting
 from torch.func import vmap
 
 from fedveil.release import by_hand
-from fedveil.release.by_hand import Losses, summed, trainable
+from fedveil.release.by_hand import Losses, summed
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.layer_rules import RULES
 from fedveil.release.recurrent_rules import BY_PLACES
 from fedveil.release.taps import NoRule, Taps, installed, places
 from fedveil.tasks.task import Task
-from fedveil.training.params import exchanged
+from fedveil.training.params import exchanged, trained_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -66,21 +60,16 @@ def per_example_gradients(
 
 def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
     """The same by one backward pass for each example."""
-    parameters = list(trainable(module).values())
+    parameters, n = list(trained_parameters(module).values()), len(y)
     each, found = [], []
-    for i in range(len(y)):
+    for i in range(n):
         (loss,) = losses_of(_copy(module)(x[i : i + 1].clone()), y[i : i + 1])
-        found.append(_backward(loss, parameters))
         each.append(loss.detach())
-    stacked = (torch.stack(g) for g in zip(*found, strict=True))
-    return [Dense(g.reshape(len(y), p.numel())) for g, p in zip(stacked, parameters, strict=True)], torch.stack(each)
-
-
-def _backward(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Dense gradients; zeros where the loss follows from none of the parameters."""
-    if not loss.requires_grad:
-        return [torch.zeros_like(p) for p in parameters]
-    return [g.to_dense() for g in torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True)]
+        if loss.requires_grad:
+            found.append(torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True))
+        else:
+            found.append(tuple(map(torch.zeros_like, parameters)))
+    return [_dense(torch.stack([g.to_dense() for g in grads]), n) for grads in zip(*found, strict=True)], torch.stack(each)
 
 
 def _apart(losses: Losses) -> Losses:
@@ -103,8 +92,8 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__se
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes, in a tenth of its time for modules and the containers in them."""
-    if type(value) in _ATOMS:
+    """What `copy.deepcopy` makes, in a tenth of its time for modules and the tables in them; results of gradients are shared."""
+    if type(value) in _ATOMS or (isinstance(value, torch.Tensor) and not value.is_leaf):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -118,7 +107,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     else:
         return deepcopy(value, memo)
     for name, part in parts.items():
-        target[name] = part if type(part) in _ATOMS else _copied(part, memo)
+        target[name] = _copied(part, memo)
     return made
 
 
@@ -148,17 +137,17 @@ def _in_one_pass(
     Raises:
         NoRule: the network takes slopes itself, so that rules do not give its gradients.
     """
-    parameters, network = list(trainable(module).values()), _copy(module)
-    values, hooks = [p.detach() for p in parameters], [bool(p._backward_hooks) for p in parameters]
+    parameters, network = list(trained_parameters(module).values()), _copy(module)
+    values = [p.detach() for p in parameters]
     uses: list[tuple[int, Callable[..., Block], int]] = []
 
     def one(example: Tensor, target: Tensor) -> list[Tensor]:
         with grad_increment_nesting() as level, torch.enable_grad(), enable_inplace_requires_grad(True):
             leaves = [_wrap_for_grad(value, level).requires_grad_() for value in values]
-            taps = Taps(leaves, _leaf, _version, hooks, lambda: maybe_current_level() == level)
+            taps = Taps([None if p._backward_hooks else leaf for p, leaf in zip(parameters, leaves, strict=True)])
             with exchanged(zip(parameters, leaves, strict=True), module, network), installed(taps, network, rules):
                 (loss,) = losses_of(network(_wrap_for_grad(example, level)[None]), _wrap_for_grad(target, level)[None])
-                found = _uses(loss, taps, parameters)
+                found = _uses(loss, taps, leaves, parameters)
             uses[:] = [(number, made, len(tensors)) for number, made, tensors in found]
             return [_unwrap_for_grad(t, level) for t in (loss.detach(), *(t for *_, tensors in found for t in tensors))]
 
@@ -184,14 +173,14 @@ def _together(uses: list[Made], n: int) -> list[Made]:
     return found
 
 
-def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made]:
+def _uses(loss: Tensor, taps: Taps, leaves: list[Tensor], parameters: list[nn.Parameter]) -> list[Made]:
     """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
     if not loss.requires_grad:
         return []
     if taps.asked:
         raise NoRule
     recorded, taps.all = taps.all, []  # a checkpoint taps again in the backward pass
-    behind: list[Any] = [*(tap.output for tap in recorded), *taps.parameters]
+    behind: list[Any] = [*(tap.output for tap in recorded), *leaves]
     slopes = torch.autograd.grad(loss, behind, allow_unused=True)
     taps.all = recorded
     found = taps.uses(slopes[: len(recorded)])
@@ -211,15 +200,3 @@ def _hooked(slope: Tensor, p: nn.Parameter) -> Tensor:
         changed = hook(slope)
         slope = slope if changed is None else changed
     return slope
-
-
-def _leaf(output: Tensor) -> Tensor:
-    """An output with a slope, which may be overwritten, unlike a leaf itself."""
-    return output.requires_grad_() + 0.0
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the memory of a tensor was overwritten, below all transformations."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    return tensor._version

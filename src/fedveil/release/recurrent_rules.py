@@ -217,15 +217,17 @@ def _batched(
     function: Any, n: int, rows: tuple[int | None, ...], in_dims: Any, inputs: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """The function for n examples at once, whose batches follow each other in the dimension `rows` of each input."""
-    flat = []
-    for tensor, row, dim in zip(inputs, rows, in_dims, strict=True):
+
+    def folded(tensor: Tensor, row: int | None, dim: int | None) -> Tensor:
         if row is None:
-            flat.append(tensor if dim is None else tensor.select(dim, 0))  # weights are the same for all examples
-        else:
-            each = tensor.unsqueeze(row).expand(*tensor.shape[:row], n, *tensor.shape[row:]) if dim is None else None
-            flat.append((tensor.movedim(dim, row) if each is None else each).flatten(row, row + 1).contiguous())
-    found = [(out, out.dim() - 2) for out in function.apply(*flat)]
-    return tuple(out.unflatten(row, (n, -1)) for out, row in found), tuple(row for _, row in found)
+            return tensor if dim is None else tensor.select(dim, 0)  # weights are the same for all examples
+        whole = (
+            tensor.unsqueeze(row).expand(*tensor.shape[:row], n, *tensor.shape[row:]) if dim is None else tensor.movedim(dim, row)
+        )
+        return whole.flatten(row, row + 1).contiguous()
+
+    found = function.apply(*map(folded, inputs, rows, in_dims))
+    return tuple(out.unflatten(-2, (n, -1)) for out in found), tuple(out.dim() - 2 for out in found)
 
 
 def _tanh(x: Tensor, out: Tensor) -> Tensor:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, maybe_current_level
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fedveil.release.gradient_blocks import Block, Dense, lookups, products
@@ -46,11 +47,6 @@ class Use:
 
     made: Callable[..., Block]
     seen: tuple[Tensor, ...] | Callable[[], tuple[Tensor, ...]] = ()
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What it needs of the forward pass, once that is over."""
-        return self.seen() if callable(self.seen) else self.seen
 
 
 Made = tuple[int, Callable[..., Block], list["Tensor"]]
@@ -128,56 +124,47 @@ class Tap:
     layer: str
     output: GradientEdge
     uses: list[tuple[int, Use]]
+    dtype: torch.dtype
     versions: list[int]
 
 
-@dataclass
 class Taps:
     """The taps of one forward pass, in order.
 
     Args:
-        parameters: the tensors that train, in order. version: how often a tensor was overwritten.
-        leaf: makes an output, behind which nothing trains, one that has a slope.
-        left: which parameters are left to torch, such as those with hooks.
-        here: whether a layer is called by the pass itself, and not inside a transformation of the network's own.
+        parameters: the tensors that train, in order; None for those that are left to torch, such as one with a hook.
         strict: a layer whose rule does not fit raises NoRule; else it computes as torch does.
 
     Attributes:
         asked: an entry for each time that a slope at a tap was asked for; a network that takes gradients itself does so.
     """
 
-    parameters: Sequence[Tensor]
-    leaf: Callable[[Tensor], Tensor]
-    version: Callable[[Tensor], int] = lambda tensor: tensor._version
-    left: Sequence[bool] = ()
-    here: Callable[[], bool] = lambda: True
-    strict: bool = False
-    all: list[Tap] = field(default_factory=list)
-    asked: list[None] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        left = self.left or [False] * len(self.parameters)
-        self._numbers = {id(p): i for i, (p, out) in enumerate(zip(self.parameters, left, strict=True)) if not out}
+    def __init__(self, parameters: Sequence[Tensor | None], *, strict: bool = False) -> None:
+        self._numbers = {id(p): i for i, p in enumerate(parameters) if p is not None}
+        self._level, self.strict = maybe_current_level(), strict
+        self.all: list[Tap] = []
+        self.asked: list[None] = []
 
     def constant(self, parameter: Tensor | None) -> Any:
         """A parameter's value, cut off from it. Any, since rules hand None on as their layers do."""
         if parameter is None or not torch.is_grad_enabled() or not parameter.requires_grad:
             return parameter
-        if id(parameter) not in self._numbers or not self.here():
-            raise NoRule  # left to torch, or computed from other parameters, as by weight normalisation
+        if id(parameter) not in self._numbers or maybe_current_level() != self._level:
+            raise NoRule  # left to torch, computed from others as by weight normalisation, or inside a transformation
         return parameter.detach()
 
     def tap(self, layer: nn.Module, output: Tensor, *uses: tuple[Tensor | None, Use]) -> Tensor:
         """`output`, which is linear in the parameters of `uses`; what these have seen must not be overwritten later."""
-        kept = [(self._numbers[id(p)], use) for p, use in uses if id(p) in self._numbers]
+        kept = [(p, use) for p, use in uses if p is not None and id(p) in self._numbers]
         if not kept or not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            output = self.leaf(output)
+            output.requires_grad_()
+            output = output if self.strict else output + 0.0  # a leaf must not be overwritten
         if not self.strict:
             output.register_hook(partial(_ask, self.asked))  # type: ignore[no-untyped-call]
-        versions = [self.version(t) for _, use in kept if not callable(use.seen) for t in use.seen]
-        self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
+        numbered = [(self._numbers[id(p)], use) for p, use in kept]
+        self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), numbered, kept[0][0].dtype, _versions(numbered)))
         return output
 
     def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
@@ -188,14 +175,26 @@ class Taps:
         """
         found: list[Made] = []
         for tap, slope in zip(self.all, slopes, strict=True):
-            if [self.version(t) for _, use in tap.uses if not callable(use.seen) for t in use.seen] != tap.versions:
+            if _versions(tap.uses) != tap.versions:
                 raise RuntimeError(
                     f"the input of a {tap.layer} is modified by an inplace operation after the layer has computed with it"
                 )
             if slope is not None:
-                slope = slope.to(self.parameters[tap.uses[0][0]].dtype)
-                found += [(number, use.made, [slope, *(t.detach() for t in use.tensors)]) for number, use in tap.uses]
+                slope = slope.to(tap.dtype)
+                for number, use in tap.uses:
+                    seen = use.seen() if callable(use.seen) else use.seen
+                    found.append((number, use.made, [slope, *(t.detach() for t in seen)]))
         return found
+
+
+def _versions(uses: list[tuple[int, Use]]) -> list[int]:
+    """How often the memory was overwritten of what was seen, below all transformations."""
+    found = []
+    for tensor in (t for _, use in uses if not callable(use.seen) for t in use.seen):
+        while is_functorch_wrapped_tensor(tensor):
+            tensor = get_unwrapped(tensor)
+        found.append(tensor._version)
+    return found
 
 
 def _ask(asked: list[None], slope: Tensor) -> None:

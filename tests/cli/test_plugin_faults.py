@@ -17,7 +17,7 @@ PLUGIN = """
 from typing import Literal
 from fedveil.data.catalogue import Info
 from fedveil.data.load import register as register_data
-from fedveil.methods.base import MethodConfig, gaussian_plan
+from fedveil.methods.base import MethodConfig, SumServer, gaussian_plan
 from fedveil.methods.method_registry import register
 from fedveil.release.plan import Fixed
 
@@ -30,6 +30,12 @@ class Policy(Fixed):
         return super().plan(released, state)
 
 
+class Server(SumServer):
+    def step(self, s, state, total):
+        {step}
+        return state, total.vector
+
+
 @register
 class Faulty(MethodConfig):
     name: Literal["faulty"] = "faulty"
@@ -38,9 +44,8 @@ class Faulty(MethodConfig):
         {policy}
         return Policy(gaussian_plan(s, 1.0))
 
-    def aggregate(self, uploads, model):
-        {aggregate}
-        return super().aggregate(uploads, model)
+    def server(self, s):
+        return Server()
 
     def claim(self, s):
         {claim}
@@ -70,7 +75,7 @@ view = "{view}"
 engine = "{engine}"
 plugins = ["faulty_plugin.py"]
 """
-PARTS = ("top", "plan", "policy", "aggregate", "claim", "data")
+PARTS = ("top", "plan", "step", "policy", "claim", "data")
 Fails = Callable[..., str]
 
 
@@ -120,7 +125,7 @@ def test_what_it_raises_is_told_with_its_place(part: str, code: str, words: str,
     [
         ("plan", "raise KeyError('boom')", "KeyError: 'boom'"),
         ("plan", "raise SystemExit", "SystemExit"),
-        ("aggregate", "raise ZeroDivisionError", "ZeroDivisionError"),
+        ("step", "raise ZeroDivisionError", "ZeroDivisionError"),
     ],
 )
 def test_what_the_rehearsal_meets_is_told_with_its_place(part: str, code: str, words: str, fails: Fails, tmp_path: Path) -> None:
@@ -146,9 +151,9 @@ def test_the_place_is_known_from_a_worker_too(fails: Fails, tmp_path: Path) -> N
     [
         ("policy", "return None", "`policy` returned NoneType; it needs start, plan and observe"),
         ("plan", "return None", "`plan` returned NoneType for round 0; allowed are Plan and Raw"),
-        ("aggregate", "return None", "`aggregate` returned NoneType; it must return floats, one for each of the model's 650"),
-        ("aggregate", "return super().aggregate(uploads, model)[:3]", "`aggregate` returned torch.float32 of shape (3,)"),
-        ("aggregate", "return super().aggregate(uploads, model).long()", "`aggregate` returned torch.int64 of shape (650,)"),
+        ("step", "return state, None", "the step of its server is NoneType; it must be floats, one for each of the model's 650"),
+        ("step", "return state, total.vector[:3]", "the step of its server is torch.float32 of shape (3,)"),
+        ("step", "return state, total.vector.long()", "the step of its server is torch.int64 of shape (650,)"),
         ("data", "return None", "faulty cannot be read by faulty_plugin.read: it returned NoneType; it must return RawData"),
         ("data", "return [1, 2]", "it returned list; it must return RawData"),
     ],

@@ -21,8 +21,10 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
+from fedveil.federation.server_step import server_step
+from fedveil.methods.base import Setting, UploadServer
 from fedveil.release.plan import Fixed, Plan, Released, Upload
-from fedveil.training.local import Local
+from fedveil.training.local import Local, State
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
@@ -33,8 +35,8 @@ VIEWS = ["server", "aggregate"]
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A method that keeps what the server gets."""
+class Watched(UploadServer):
+    """A method, and its server, which keeps what it gets."""
 
     inner: Any
     uploads: list[Upload] = field(default_factory=list)
@@ -42,12 +44,15 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
+    def server(self, s: Setting) -> UploadServer:
+        return self
+
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, torch.Tensor]:
         self.uploads.extend(
             replace(u, vector=u.vector.clone(), integers=None if u.integers is None else u.integers.clone()) for u in uploads
         )
-        step: torch.Tensor = self.inner.aggregate(uploads, model)
-        return step
+        assert uploads[0].start is not None
+        return server_step(self.inner, s, state, uploads, uploads[0].start)
 
 
 def ran(run: Federation, engine: str) -> tuple[Progress, list[Upload]]:

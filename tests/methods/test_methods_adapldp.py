@@ -24,7 +24,7 @@ from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
 from fedveil.release.plan import Plan
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
-from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+from method_kit import all_same, charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 
 # --- formulas ---
 
@@ -232,9 +232,9 @@ def test_the_server_turns_what_was_released() -> None:
     public = {"sent": torch.tensor([0.0, 0, 0, 1, 0, 0, 0]), "step": torch.tensor([1.0, 0, 0, 0, 0, 0, 0])}
     one = replace(upload([2.0, 0, 0, 0, 0, 0, 0], [0.0] * 7), plan=Plan(clip=1.0, broadcast=public))
     model = torch.tensor([1.0, 0, 0, 1, 0, 0, 0])
-    step = AdapLDP(turn=0.1).aggregate([one], model)
+    step = stepped(AdapLDP(turn=0.1), [one], model)
     assert step.tolist() == pytest.approx([3.0 * (1 + 0.1 * 3 / 3.0001) - 1, 0, 0, 0, 0, 0, 0], abs=1e-5)
-    assert AdapLDP(turn=0.0).aggregate([one], model).tolist() == one.vector.tolist()
+    assert stepped(AdapLDP(turn=0.0), [one], model).tolist() == one.vector.tolist()
 
 
 def test_proven_needs_a_fixed_cohort() -> None:

@@ -103,7 +103,7 @@ def test_proven_update_is_clamped_in_units_and_scaled_back_by_the_server() -> No
     assert (update * unit(w, 0.2)).tolist() == pytest.approx(moved.tolist(), abs=1e-7)
     assert (moved.abs() == reach).any()
     uploads = [Upload(0, 0, u, torch.zeros(4), Plan()) for u in (update, torch.zeros(23))]
-    assert method.aggregate(uploads, w).tolist() == pytest.approx((moved / 2).tolist(), abs=1e-7)
+    assert h.stepped(method, uploads, w).tolist() == pytest.approx((moved / 2).tolist(), abs=1e-7)
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])

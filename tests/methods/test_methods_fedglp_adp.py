@@ -24,6 +24,7 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.methods.base import CoverageMean
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import (
     ClipWeights,
@@ -35,7 +36,7 @@ from fedveil.methods.fedglp_parts import (
     start_log_odds,
 )
 from fedveil.methods.setting import Setting
-from fedveil.methods.sparse import coverage_mean, grown
+from fedveil.methods.sparse import grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
 from fedveil.release.cost import plan_mu
@@ -122,10 +123,10 @@ def test_a_coordinate_is_averaged_over_those_who_share_it() -> None:
         return Upload(0, 0, torch.tensor(vector), torch.zeros(1), Plan(), mask, weight)
 
     uploads = [upload([1.0, 2.0, 0.0], [True, True, False]), upload([3.0, 0.0, 0.0], [True, False, False])]
-    assert coverage_mean(uploads).tolist() == [2.0, 2.0, 0.0]
-    assert coverage_mean([upload([1.0, 2.0, 3.0], None)]).tolist() == [1.0, 2.0, 3.0]
+    assert h.stepped(CoverageMean(), uploads, torch.zeros(3)).tolist() == [2.0, 2.0, 0.0]
+    assert h.stepped(CoverageMean(), [upload([1.0, 2.0, 3.0], None)], torch.zeros(3)).tolist() == [1.0, 2.0, 3.0]
     weighted = [upload([4.0], [True], 1.0), upload([1.0], [True], 0.5)]
-    assert coverage_mean(weighted).item() == pytest.approx(3.0)
+    assert h.stepped(CoverageMean(), weighted, torch.zeros(1)).item() == pytest.approx(3.0)
 
 
 def linear() -> FlatModel:

@@ -26,7 +26,7 @@ from fedveil.methods.noise_schedule import Scheduled, priced
 from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+from method_kit import charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 
 LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
 RELEASED = released([0.0] * 7)
@@ -131,7 +131,7 @@ def test_published_noise_round_by_round() -> None:
 def test_the_l1_part_shrinks_the_model() -> None:
     uploads = [upload([1.0, -1.0, 0, 0, 0, 0, 0.5], [0.0] * 7), upload([1.0, 0.0, 0, 0, 0, 0, -0.1], [0.0] * 7)]
     model = torch.tensor([0.0, 0.2, 0.05, -3.0, 0, 0, 0])
-    moved = model + DPALDP(l1=0.1).aggregate(uploads, model)
+    moved = model + stepped(DPALDP(l1=0.1), uploads, model)
     assert moved.tolist() == pytest.approx([0.9, -0.2, 0.0, -2.9, 0, 0, 0.1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,7 +22,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round
-from fedveil.methods.base import mean
+from fedveil.methods.base import Mean, SumServer
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.run_cost import bounds_last_model, releases_to
 from fedveil.methods.setting import Setting
@@ -35,7 +34,18 @@ from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
 from fedveil.statement.certify import certify, certify_config
 from fedveil.training.local import LocalSpec, Objective, OptimizerSpec, Plain
-from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
+from method_kit import (
+    all_same,
+    charged_mu,
+    digits,
+    job_of,
+    method_releases_mu,
+    released,
+    setting,
+    stepped,
+    swapped_plans,
+    trained,
+)
 
 SCHEDULES = ["constant", "cyclic", "stage-wise", "iterative"]
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
@@ -273,7 +283,7 @@ VECTORS = st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3)
 def test_the_projected_model_lies_in_the_ball(model: list[float], vector: list[float], diameter: float) -> None:
     upload = Upload(-1, 0, torch.tensor(vector), torch.zeros(2), Plan())
     w = torch.tensor(model)
-    landed = w + Ball(diameter, None).step([upload], w)
+    landed = w + stepped(Ball(diameter, None), [upload], w)
     norm = float((w + upload.vector).double().norm())
     slack = 1e-6 * float(w.norm())
     assert float(landed.double().norm()) <= diameter / 2 + slack
@@ -379,7 +389,7 @@ def test_floats_put_less_than_was_counted_between_two_models(seed: int, size: fl
     start *= rng.random() * diameter / 2 / float(start.norm())
     integers = np.round(rng.standard_normal(d) * 2**24 * diameter * 2**far).astype(np.int64)
     sent = from_grid(integers, [(slice(0, d), -24)]).div_(n)
-    landed = start + Ball(diameter, None).step([Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
+    landed = start + stepped(Ball(diameter, None), [Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
     exact = start.double().numpy() + integers * 2.0**-24 / n
     norm, radius = float(np.linalg.norm(exact)), diameter / 2 * (1 - 1e-6)
     exact = exact if norm <= radius else exact * (radius / norm)
@@ -413,8 +423,8 @@ def test_every_row_with_a_bound_on_the_last_model_says_what_it_rests_on() -> Non
 class Unprojected(NoisyFedAvg):
     """The plain mean, which no ball holds."""
 
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return mean(uploads)
+    def server(self, s: Setting) -> SumServer:
+        return Mean()
 
 
 class Elsewhere(NoisyFedAvg):
@@ -451,7 +461,7 @@ class SaysAgain(Unprojected):
     """An aggregate of its own that projects, which the class says."""
 
     bounds_last_model: ClassVar[bool] = True
-    aggregate = NoisyFedAvg.aggregate  # type: ignore[pydantic-field]
+    server = NoisyFedAvg.server  # type: ignore[pydantic-field]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,8 +22,8 @@ from fedveil.errors import ConfigError
 from fedveil.federation.fit import _shown
 from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation
-from fedveil.federation.server_step import server_direction
-from fedveil.methods.base import MethodConfig, gaussian_plan, mean
+from fedveil.federation.server_step import server_step
+from fedveil.methods.base import MethodConfig, SumServer, Total, UploadServer, gaussian_plan, mean
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
@@ -32,6 +32,7 @@ from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.plan import Fixed, Policy, Released, Upload
 from fedveil.statement.certify import certify
+from fedveil.training.local import State
 from fedveil.training.params import Layout
 
 N, Z = 50, 0.5
@@ -62,22 +63,28 @@ class Weighted(Plus):
     weighting: Literal["uniform", "examples"] = "examples"
 
 
+class MedianServer(UploadServer):
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, torch.Tensor]:
+        return state, torch.stack([upload.vector for upload in uploads]).median(0).values
+
+
 class Median(Plus):
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return torch.stack([upload.vector for upload in uploads]).median(0).values
+    def server(self, s: Setting) -> UploadServer:
+        return MedianServer()
+
+
+class HalfServer(SumServer):
+    def step(self, s: Setting, state: State, total: Total) -> tuple[State, torch.Tensor]:
+        return state, total.vector / 2
 
 
 class Halved(Plus):
-    aggregates_sum: ClassVar[bool] = True
-
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return mean(uploads) / 2
+    def server(self, s: Setting) -> SumServer:
+        return HalfServer()
 
 
 class MedianOfNbafl(NbAFL):
-    """What its base class says of the base's `aggregate` says nothing of this one."""
-
-    aggregate = Median.aggregate
+    server = Median.server  # type: ignore[assignment, pydantic-field]
 
 
 class Clamped(Plus):
@@ -165,7 +172,7 @@ def test_the_server_makes_the_same_model_of_uploads_of_equal_sums(tmp_path: Path
     others = shifted(there, uploads, step)
     assert not torch.equal(mean(uploads), mean(others))
     first, second = (_shown(there, seen) for seen in (uploads, others))
-    assert torch.equal(*(server_direction(there.method, there.setting, seen, model) for seen in (first, second)))
+    assert torch.equal(*(server_step(there.method, there.setting, {}, seen, model)[1] for seen in (first, second)))
     assert torch.equal(*(seen[0].extras[COUNTS] for seen in (first, second)))
     torch.testing.assert_close(first[0].vector, mean(uploads))
     assert evaluation_figures(there, first, 3) == pytest.approx(evaluation_figures(there, uploads, 3), rel=1e-5)

@@ -22,6 +22,7 @@ from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.engine import Engine
+from fedveil.methods.base import UploadServer
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Plan, Raw, Upload
@@ -193,7 +194,7 @@ class Known:
         return torch.full_like(local.start, 1e-3 * (1 + local.client))
 
 
-class Seen:
+class Seen(UploadServer):
     """A policy that keeps the extras that it observes, and a method that keeps those that the server gets."""
 
     def __init__(self, plan: Plan, method: Any = None) -> None:
@@ -213,9 +214,12 @@ class Seen:
     def observe(self, state: dict[str, Any], upload: Upload) -> dict[str, Any]:
         return {"bits": torch.cat([state["bits"], upload.extras["bit"].reshape(1)])}
 
-    def aggregate(self, uploads: Any, model: torch.Tensor) -> torch.Tensor:
+    def server(self, s: Any) -> UploadServer:
+        return self
+
+    def step(self, s: Any, state: dict[str, Any], uploads: Any) -> tuple[dict[str, Any], torch.Tensor]:
         self.uploads += [(u.round, u.client, {k: v.clone() for k, v in u.extras.items()}) for u in uploads]
-        return torch.zeros_like(model)
+        return state, torch.zeros_like(uploads[0].vector)
 
 
 @pytest.mark.parametrize("promise", [True, False])

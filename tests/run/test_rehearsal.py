@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,7 +23,7 @@ from federation_runs import covering, every_method, rehearsed
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
+from fedveil.methods.base import MethodConfig, Setting, SumServer, Total, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run import child_process, rehearsal
@@ -350,13 +350,18 @@ class Keeping(MethodConfig):
         return Keeps(s)
 
 
+class Failing(SumServer):
+    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+        raise LookupError("no upload of client 17")
+
+
 class Aggregating(Keeping):
     """A method that cannot make a step of what was released."""
 
     name: Literal["aggregating"] = "aggregating"  # type: ignore[assignment]
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        raise LookupError("no upload of client 17")
+    def server(self, s: Setting) -> SumServer:
+        return Failing()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.server_step import server_step
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
@@ -52,6 +54,12 @@ def upload(vector: list[float], start: list[float], noise_std: float = 0.0, layo
     """What left, from plain numbers."""
     std = torch.full((len(layout),), noise_std)
     return Upload(0, 0, torch.tensor(vector), std, Plan(clip=1.0, noise_std=noise_std), start=torch.tensor(start))
+
+
+def stepped(method: Any, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    """The step [d] that the server of a method, or a server alone, makes of a round."""
+    owner = method if hasattr(method, "server") else SimpleNamespace(name="server alone", server=lambda s: method)
+    return server_step(owner, setting(), {}, uploads, model)[1]
 
 
 def digits(method: dict[str, Any], *overrides: str, clients: int = 12, rounds: int = 3, **sections: Any) -> Config:

@@ -21,7 +21,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.base import Method, MethodConfig, Setting, mean
+from fedveil.methods.base import Method, MethodConfig, Setting, SumServer, Total
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
@@ -251,6 +251,16 @@ def send_what_moved(plan: Plan, released: Released) -> Plan:
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Making(SumServer):
+    """Makes of the mean what a function does."""
+
+    make: Callable[[Tensor], Tensor]
+
+    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+        return state, self.make(total.vector)
+
+
 class NoiseAfterAveraging(DPFedAvg):
     def policy(self, s: Setting) -> Policy:
         return Fixed(Plan(clip=self.clip, place="sum"))
@@ -258,8 +268,8 @@ class NoiseAfterAveraging(DPFedAvg):
     def releases(self, s: Setting, view: View) -> list[Event]:
         return DPFedAvg().releases(s, view)
 
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) + torch.randn(len(model)) * self.clip / len(uploads)
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean + torch.randn(len(mean)) * self.clip)
 
 
 class ByExamples(DPFedAvg):
@@ -269,13 +279,13 @@ class ByExamples(DPFedAvg):
 
 
 class ByLoss(DPFedAvg):
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) * float(1 + SEEN["loss"])
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean * float(1 + SEEN["loss"]))
 
 
 class WithRawUpdate(DPFedAvg):
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) + 0.01 * SEEN["update"]
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean + 0.01 * SEEN["update"])
 
 
 class HalfPrice(DPFedAvg):

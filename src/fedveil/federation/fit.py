@@ -20,7 +20,7 @@ from fedveil.federation.history import ALL_FAILED, Record, all_failed
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
-from fedveil.federation.server_step import server_direction
+from fedveil.federation.server_step import server_step
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -287,7 +287,7 @@ def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:
 
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
     """Move the global model; returns the norm of what the server's optimiser was given."""
-    direction = server_direction(federation.method, federation.setting, uploads, progress.model)
+    progress.served, direction = server_step(federation.method, federation.setting, progress.served, uploads, progress.model)
     progress.previous = progress.model
     progress.model = progress.model.clone()
     optimizer = federation.server.build(progress.server)

@@ -13,6 +13,7 @@ from fedveil.federation.history import declared, reserved
 from fedveil.federation.private_code import found_by
 from fedveil.federation.server_step import whole_clip
 from fedveil.methods.method import weighting_of
+from fedveil.methods.parts import CoverageMean
 from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.training.local import HasMetrics
@@ -37,10 +38,11 @@ _CLEAR = 3.0
 def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
     """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
     layout = federation.context.door.layout
+    by_coverage = isinstance(federation.method.server(federation.setting), CoverageMean)
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
     return {
-        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
+        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=by_coverage),
         **_clips(uploads, layout),
         "coordinates": sum(sent) / len(sent),
         "uplink_bytes": 4 * sum(sent) * senders,

@@ -29,7 +29,7 @@ class Progress:
     Args:
         round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
         policies, privates: states per client, created when first needed.
-        average: of the models, where the run hands an average over.
+        average: of the models, where the run hands an average over. served: state of the method's server.
         seen, last: how many rounds each client took part in, and the last of them. spent: clients whose caps are spent.
     """
 
@@ -45,6 +45,7 @@ class Progress:
     spent: set[int] = field(default_factory=set)
     server: State = field(default_factory=dict)
     average: State = field(default_factory=dict)
+    served: State = field(default_factory=dict)
     history: list[Record] = field(default_factory=list)
 
 

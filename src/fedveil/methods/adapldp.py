@@ -17,7 +17,7 @@ from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
 from fedveil.methods.adapldp_parts import LARGEST, SMALLEST, Scalers, Scaling, turned
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, Weighting, mean, sum_noise
+from fedveil.methods.base import Mean, Setting, SumServer, UploadServer, Weighting, sum_noise
 from fedveil.methods.classical_noise import classical_scope, sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Released, Upload
@@ -88,17 +88,9 @@ class AdapLDP(TwoVariants):
             raise ConfigError("the published adapldp takes SGD steps: set training.optimizer to sgd without weight_decay")
         return Scaling(self, epsilon / (s.rate * s.rounds), s.delta)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer | UploadServer:
         """The plain mean; proven: of uploads turned by what the server knows of them."""
-        if self.variant == "published" or not self.turn:
-            return mean(uploads)
-        total, step = sum(u.weight for u in uploads), model.new_zeros(model.shape)
-        for u in uploads:
-            public = u.plan.broadcast
-            sent = model + u.vector
-            moved = turned(sent, sent - public["sent"], public["step"], self.turn, degrees=False)
-            step.add_(moved - model, alpha=u.weight / total)
-        return step
+        return Mean() if self.variant == "published" or not self.turn else Turned(self.turn)
 
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon for the expected number of rounds of a client; as LaDP-FL's baseline, epsilon in each round, added up."""
@@ -109,6 +101,24 @@ class AdapLDP(TwoVariants):
             return sequential_claim(s, s.rounds * epsilon, "AdapLDP, LaDP-FL, Section VII-B4")
         note = "pure" if self.law == "laplace" else "Gaussian, delta a round"
         return Claim(epsilon, s.delta, classical_scope(), "AdapLDP", f"{note}; summed over q T rounds")
+
+
+@dataclass(frozen=True)
+class Turned(UploadServer):
+    """The mean of uploads, each of which is turned towards the last global step by `alpha`."""
+
+    alpha: float
+
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, Tensor]:
+        model = uploads[0].start
+        assert model is not None
+        total, step = sum(u.weight for u in uploads), model.new_zeros(model.shape)
+        for u in uploads:
+            public = u.plan.broadcast
+            sent = model + u.vector
+            moved = turned(sent, sent - public["sent"], public["step"], self.alpha, degrees=False)
+            step.add_(moved - model, alpha=u.weight / total)
+        return state, step
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -12,14 +12,12 @@ from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.calibration import calibrated
 from fedveil.methods.method import Method, Variant, Weighting
+from fedveil.methods.parts import CoverageMean, Mean, SumServer, Total, UploadServer, mean
 from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_releases, sum_noise
 from fedveil.methods.setting import Setting
 from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Fixed, Policy, Upload
+from fedveil.release.plan import Fixed, Policy
 from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MethodConfig(BaseModel):
@@ -27,14 +25,12 @@ class MethodConfig(BaseModel):
 
     The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
     calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
-    `proven_defaults`: defaults of the proven variant where they are not those of the published one. `aggregates_sum`: `aggregate`
-    reads nothing but the plain sum of a round's uploads; a class with an `aggregate` of its own says it again, if it is so.
+    `proven_defaults`: defaults of the proven variant where they are not those of the published one.
     `memoryless`: in the proven variant clients keep nothing of one round for the next; likewise with an `objective` of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
-    aggregates_sum: ClassVar[bool] = True
     memoryless: ClassVar[bool] = True
     proven_defaults: ClassVar[Mapping[str, Any]] = {}
     name: str
@@ -45,11 +41,6 @@ class MethodConfig(BaseModel):
         if getattr(self, "variant", "proven") == "proven":
             self.__dict__.update((key, value) for key, value in self.proven_defaults.items() if key not in self.model_fields_set)
         return self
-
-    @property
-    def coverage(self) -> bool:
-        """Coordinates are averaged over all clients."""
-        return False
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
         return {}
@@ -80,8 +71,8 @@ class MethodConfig(BaseModel):
     def objective(self, s: Setting) -> Objective:
         return Plain()
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        return mean(uploads)
+    def server(self, s: Setting) -> SumServer | UploadServer:
+        return Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Read off the plan where it is always the same; else f / z a round, which the budget enforces plan by plan."""
@@ -105,19 +96,15 @@ def reads_public_split(s: Setting) -> tuple[str, ...]:
     return ("data.public_fraction sets examples aside that are public",) if s.public_split else ()
 
 
-def mean(uploads: Sequence[Upload]) -> Tensor:
-    """The weighted mean of what was released."""
-    total = sum(u.weight for u in uploads)
-    step = uploads[0].vector * (uploads[0].weight / total)
-    for u in uploads[1:]:
-        step.add_(u.vector, alpha=u.weight / total)
-    return step
-
-
 __all__ = [
+    "CoverageMean",
+    "Mean",
     "Method",
     "MethodConfig",
     "Setting",
+    "SumServer",
+    "Total",
+    "UploadServer",
     "Variant",
     "Weighting",
     "calibrated",

@@ -7,7 +7,7 @@ the range is taken of the released global model and the centre is that model; up
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,13 +15,13 @@ from pydantic import Field
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, mean, sum_noise
+from fedveil.methods.base import Mean, Setting, SumServer, Total, gaussian_plan, gaussian_releases, sum_noise
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
-from fedveil.release.plan import Fixed, Policy, Upload
+from fedveil.release.plan import Fixed, Policy
 from fedveil.training.local import Local, Objective, State
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ class FedADDP(TwoVariants):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
-    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = "nothing: the published form is the authors' program; the paper's text was not at hand"
     reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
@@ -74,9 +73,9 @@ class FedADDP(TwoVariants):
     def objective(self, s: Setting) -> Objective:
         return RangedNoise(self, s, sigma_0(self, s) if self.variant == "published" else None)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer:
         """The mean; proven: out of units of the range again."""
-        return mean(uploads) * unit(model, self.floor) if self.variant == "proven" else mean(uploads)
+        return InUnits(self.floor) if self.variant == "proven" else Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """(f / z)^2 a round; nothing for the published variant."""
@@ -105,6 +104,16 @@ def unit(weights: Tensor, floor: float) -> Tensor:
     """What one unit of a released update stands for [d]: proportional to the range of each coordinate, root mean square 1."""
     size = magnitude(weights, floor)
     return size / size.square().mean().sqrt()
+
+
+@dataclass(frozen=True)
+class InUnits(SumServer):
+    """The mean of updates in units of the range of each coordinate of the model."""
+
+    floor: float
+
+    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+        return state, total.vector * unit(total.start, self.floor)
 
 
 @dataclass(frozen=True)

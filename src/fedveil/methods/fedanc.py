@@ -7,23 +7,19 @@ the update is restricted, clipped and noised once. Sparsity then lowers the nois
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, reads_public_split, sum_noise
+from fedveil.methods.base import CoverageMean, Setting, reads_public_split, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
 from fedveil.methods.lstm_controller import BETA
-from fedveil.methods.sparse import NonZero, coverage_mean
+from fedveil.methods.sparse import NonZero
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
-from fedveil.release.plan import Policy, Upload
+from fedveil.release.plan import Policy
 from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedANC(FedANCOptions):
@@ -32,10 +28,6 @@ class FedANC(FedANCOptions):
     reason: ClassVar[str] = (
         "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
     )
-
-    @property
-    def coverage(self) -> bool:
-        return True
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""
@@ -60,9 +52,9 @@ class FedANC(FedANCOptions):
         """Proven: plain training. Published: noise on part of each gradient."""
         return Plain() if self.variant == "proven" else SparseNoise(self, self._target(s), s.delta)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> CoverageMean:
         """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
-        return coverage_mean(uploads)
+        return CoverageMean()
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,9 +12,6 @@ from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, g
 from fedveil.methods.declared_cost import check_weights
 from fedveil.release.plan import Fixed, Plan, Policy
 from fedveil.training.local import Local, Objective, Plain
-
-if TYPE_CHECKING:
-    pass
 
 
 class FedAvg(MethodConfig):

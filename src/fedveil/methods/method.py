@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.methods.parts import SumServer, UploadServer
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Policy, Upload
+from fedveil.release.plan import Policy
 from fedveil.training.local import Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
@@ -25,11 +23,6 @@ class Method(Protocol):
     @property
     def name(self) -> str:
         """The name in configurations, for instance `dp-fedavg`."""
-        ...
-
-    @property
-    def coverage(self) -> bool:
-        """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
         ...
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
@@ -56,8 +49,8 @@ class Method(Protocol):
         """What local training does."""
         ...
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The step [d] of the global model from what was released this round (one mean, or n uploads)."""
+    def server(self, s: Setting) -> SumServer | UploadServer:
+        """The part that makes the step of the global model from what was released."""
         ...
 
     def releases(self, s: Setting, view: View) -> list[Event]:

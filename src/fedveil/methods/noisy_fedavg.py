@@ -6,8 +6,7 @@ rates (docs/privacy.md). What is proven instead composes the rounds; training is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,10 +26,7 @@ from fedveil.methods.trajectory import (
     upload_std,
 )
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim
-from fedveil.release.plan import Policy, Upload
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.release.plan import Policy
 
 
 class NoisyFedAvg(MethodConfig):
@@ -50,7 +46,6 @@ class NoisyFedAvg(MethodConfig):
 
     name: Literal["noisy-fedavg"] = "noisy-fedavg"
     bounds_last_model: ClassVar[bool] = True
-    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
@@ -71,9 +66,9 @@ class NoisyFedAvg(MethodConfig):
         """Each round's clip is the longest way that K clipped steps can go."""
         return Trajectory(trajectory(s), upload_std(s, trajectory(s)))
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> Ball:
         """The plain mean, projected where asked."""
-        return self.ball.step(uploads, model)
+        return self.ball
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Composition over the rounds, or the bound on the last model."""

@@ -6,8 +6,7 @@ The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,11 +26,8 @@ from fedveil.methods.trajectory import (
     upload_std,
 )
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox
-from fedveil.release.plan import Policy, Upload
+from fedveil.release.plan import Policy
 from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class NoisyFedProx(MethodConfig):
@@ -50,7 +46,6 @@ class NoisyFedProx(MethodConfig):
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
     memoryless: ClassVar[bool] = True
     bounds_last_model: ClassVar[bool] = True
-    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -75,8 +70,9 @@ class NoisyFedProx(MethodConfig):
         """Local training with the proximal penalty."""
         return Plain(proximal(self.proximal))
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        return self.ball.step(uploads, model)
+    def server(self, s: Setting) -> Ball:
+        """The plain mean, projected where asked."""
+        return self.ball
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Composition over the rounds, or the bound on the last model."""

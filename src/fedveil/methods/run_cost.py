@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
+from fedveil.methods.parts import SumServer
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu, promises
 from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
 
 _BOUND_RESTS_ON = (
-    *("aggregate", "policy", "objective", "calibrate", "releases"),
+    *("server", "policy", "objective", "calibrate", "releases"),
     *("extras", "participation", "client_epsilons", "weighting"),
 )
 """Of a method, the parts on which a bound of the last model rests."""
@@ -88,13 +89,12 @@ def adds_up(method: Method, s: Setting) -> bool:
 
     The plans depend on the round alone, the same for all clients: else a coordinate carries only the noise of those that sent it,
     and later plans follow single uploads. All weigh the same: else the heaviest moves the mean by more than its share of the
-    noise. `aggregate`, with all that it calls, reads nothing but the sum, which a class that has its own says with
-    `aggregates_sum`. And rounds are full: a cap on participations empties the later ones, unless `min_survivors` skips those.
+    noise. The server is given nothing but the sum. And rounds are full: a cap on participations empties the later ones, unless
+    `min_survivors` skips those.
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
-    summed = speaks_for(method, "aggregates_sum", "aggregate")
-    return summed and weighting_of(method) == "uniform" and is_common(method.policy(s))
+    return isinstance(method.server(s), SumServer) and weighting_of(method) == "uniform" and is_common(method.policy(s))
 
 
 def is_memoryless(method: Method) -> bool:

@@ -1,8 +1,7 @@
-"""What methods share whose clients send different coordinates: a mean by coverage, and the growth of masks."""
+"""What methods share whose clients send different coordinates: the release of what is not zero, and the growth of masks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,18 +30,6 @@ class NonZero:
 
     def observe(self, state: State, upload: Upload) -> State:
         return state
-
-
-def coverage_mean(uploads: Sequence[Upload]) -> Tensor:
-    """Per coordinate, the weighted mean [d] over the uploads that sent it; 0 where nobody did."""
-    import torch
-
-    total = torch.zeros_like(uploads[0].vector)
-    weight = torch.zeros_like(total)
-    for u in uploads:
-        total.add_(u.vector, alpha=u.weight)
-        weight.add_(1.0 if u.support is None else u.support, alpha=u.weight)
-    return total / weight.where(weight > 0, torch.ones_like(weight))
 
 
 def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:

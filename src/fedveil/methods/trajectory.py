@@ -6,7 +6,6 @@ A client's K steps on gradients of norm at most V cannot go further than C_t, so
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -16,7 +15,7 @@ import numpy as np
 from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Method, Setting, calibrated, mean
+from fedveil.methods.base import Method, Setting, SumServer, Total, calibrated
 from fedveil.papers.convergent_dp.convergent_claim import Schedule, lipschitz, shift
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.release.release_layout import ReleaseLayout
@@ -59,7 +58,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Ball:
+class Ball(SumServer):
     """The projection of each round's global model on a ball around the origin, for the bound on the last model alone.
 
     Args:
@@ -73,14 +72,16 @@ class Ball:
         """Whether the final view of such a run has a bound of its own."""
         return self.diameter is not None and s.scope.view is not View.SERVER
 
-    def step(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
         """The plain mean, or what is left of it inside the ball."""
-        moved = mean(uploads)
+        moved, model = total.vector, total.start
         if self.diameter is None:
-            return moved
+            return state, moved
         target = (model + moved).double()
         radius, norm = self.diameter / 2, float(target.norm())
-        return moved if norm <= radius * _ROUNDING else (target * (radius / norm * _ROUNDING) - model.double()).to(model.dtype)
+        if norm <= radius * _ROUNDING:
+            return state, moved
+        return state, (target * (radius / norm * _ROUNDING) - model.double()).to(model.dtype)
 
 
 # --- settings ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedveil.federation.fit import _shown
 from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation
 from fedveil.federation.server_step import server_step
-from fedveil.methods.base import MethodConfig, SumServer, Total, UploadServer, gaussian_plan, mean
+from fedveil.methods.base import MethodConfig, Summed, SumServer, UploadServer, gaussian_plan, mean
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
@@ -74,7 +74,7 @@ class Median(Plus):
 
 
 class HalfServer(SumServer):
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, torch.Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, torch.Tensor]:
         return state, total.vector / 2
 
 

@@ -23,7 +23,7 @@ from federation_runs import covering, every_method, rehearsed
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.methods.base import MethodConfig, Setting, SumServer, Total, gaussian_plan
+from fedveil.methods.base import MethodConfig, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run import child_process, rehearsal
@@ -351,7 +351,7 @@ class Keeping(MethodConfig):
 
 
 class Failing(SumServer):
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         raise LookupError("no upload of client 17")
 
 

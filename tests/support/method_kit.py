@@ -23,6 +23,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.server_step import server_step
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import Method
+from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
@@ -242,7 +243,7 @@ def _same(x: Any, y: Any) -> bool:
 
 def method_releases_mu(method: Method, s: Setting) -> float:
     """mu of everything that a run releases in its own view, all releases being Gaussian."""
-    events = [e for e in method.releases(s, s.scope.view) if isinstance(e, Gaussian)]
+    events = [e for e in releases_to(method, s, s.scope.view) if isinstance(e, Gaussian)]
     return math.sqrt(sum(e.count * e.mu**2 for e in events))
 
 

@@ -21,7 +21,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.base import Method, MethodConfig, Setting, SumServer, Total
+from fedveil.methods.base import Method, MethodConfig, Setting, Summed, SumServer
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
@@ -257,7 +257,7 @@ class Making(SumServer):
 
     make: Callable[[Tensor], Tensor]
 
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         return state, self.make(total.vector)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.methods.parts import SumServer, Total, UploadServer
+from fedveil.methods.parts import Summed, SumServer, UploadServer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ def server_step(method: Method, s: Setting, state: State, uploads: Sequence[Uplo
     """
     server = method.server(s)
     if isinstance(server, SumServer):
-        state, step = server.step(s, state, Total.of(uploads, model))
+        state, step = server.step(s, state, Summed.of(uploads, model))
     elif isinstance(server, UploadServer):
         state, step = server.step(s, state, [replace(upload, start=model) for upload in uploads])
     else:

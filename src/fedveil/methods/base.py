@@ -12,7 +12,7 @@ from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.calibration import calibrated
 from fedveil.methods.method import Method, Variant, Weighting
-from fedveil.methods.parts import CoverageMean, Mean, SumServer, Total, UploadServer, mean
+from fedveil.methods.parts import CoverageMean, Mean, Summed, SumServer, UploadServer, mean
 from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_releases, sum_noise
 from fedveil.methods.setting import Setting
 from fedveil.release.noise_mechanism import Participation
@@ -103,7 +103,7 @@ __all__ = [
     "MethodConfig",
     "Setting",
     "SumServer",
-    "Total",
+    "Summed",
     "UploadServer",
     "Variant",
     "Weighting",

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Mean, Setting, SumServer, Total
+from fedveil.methods.base import Mean, Setting, Summed, SumServer
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
@@ -103,6 +103,6 @@ class Shrunk(SumServer):
 
     l1: float
 
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         moved = total.start + total.vector
         return state, moved.sign() * (moved.abs() - self.l1).clamp_min(0) - total.start

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Mean, Setting, SumServer, Total, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.methods.base import Mean, Setting, Summed, SumServer, gaussian_plan, gaussian_releases, sum_noise
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
 from fedveil.methods.sparse import NonZero
@@ -112,7 +112,7 @@ class InUnits(SumServer):
 
     floor: float
 
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         return state, total.vector * unit(total.start, self.floor)
 
 

@@ -16,13 +16,12 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Mean, Setting, SumServer, Total, gaussian_plan
+from fedveil.methods.base import Mean, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
-from fedveil.methods.fedavg import proximal
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.release.plan import Fixed, Plan, Policy
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Local, Objective, Plain, Proximal, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +93,7 @@ class NbAFL(TwoVariants):
 
     def objective(self, s: Setting) -> Objective:
         """Local training, with the proximal term; what leaves are weights."""
-        penalty = proximal(self.proximal) if self.proximal else None
+        penalty = Proximal(self.proximal) if self.proximal else None
         return Weights(penalty) if self.sends_weights else Plain(penalty)
 
     def server(self, s: Setting) -> SumServer:
@@ -153,6 +152,6 @@ class ToWeights(SumServer):
 
     bound: float | None
 
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         weights = total.vector if self.bound is None else total.vector.clamp(-self.bound, self.bound)
         return state, weights - total.start

@@ -11,26 +11,14 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
-from fedveil.methods.base import MethodConfig, Setting, Variant
-from fedveil.methods.fedavg import proximal
-from fedveil.methods.trajectory import (
-    UNIT_NOTE,
-    Ball,
-    Trajectory,
-    batch_clip,
-    calibrated_trajectory,
-    cost,
-    trajectory,
-    trajectory_assumptions,
-    upload_std,
-)
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.methods.base import Setting, Variant
+from fedveil.methods.trajectory import UNIT_NOTE, AlongTrajectory, batch_clip, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox
-from fedveil.release.plan import Policy
-from fedveil.training.local import Objective, Plain
+from fedveil.training.local import Objective, Plain, Proximal
 
 
-class NoisyFedProx(MethodConfig):
+class NoisyFedProx(AlongTrajectory):
     """Noisy-FedAvg with a proximal term (from the convergent f-DP analysis).
 
     V is `training.batch_clip`, K is `training.local_steps`.
@@ -45,7 +33,6 @@ class NoisyFedProx(MethodConfig):
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
     memoryless: ClassVar[bool] = True
-    bounds_last_model: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -54,29 +41,12 @@ class NoisyFedProx(MethodConfig):
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     @property
-    def ball(self) -> Ball:
-        return Ball(self.project_to, self.assumed_smoothness)
-
-    def calibrate(self, s: Setting) -> Setting:
-        """Noise from sigma, or for the configured epsilon by composition (final view: by the bound on the last model)."""
-        return calibrated_trajectory(self, s, self.sigma, self.proximal, self.ball)
-
-    def policy(self, s: Setting) -> Policy:
-        """Each round's clip is the longest way that K clipped and pulled-back steps can go."""
-        bounds = trajectory(s, self.proximal)
-        return Trajectory(bounds, upload_std(s, bounds))
+    def pull(self) -> float:
+        return self.proximal
 
     def objective(self, s: Setting) -> Objective:
         """Local training with the proximal penalty."""
-        return Plain(proximal(self.proximal))
-
-    def server(self, s: Setting) -> Ball:
-        """The plain mean, projected where asked."""
-        return self.ball
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """Composition over the rounds, or the bound on the last model."""
-        return cost(s, view, self.proximal, self.ball)
+        return Plain(Proximal(self.proximal))
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 4 as printed, where its condition alpha > L holds."""
@@ -98,11 +68,3 @@ class NoisyFedProx(MethodConfig):
             "convergent f-DP analysis, Theorem 4, stated for one sample",
             f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """The largest bound on an update, that of the first round."""
-        return float(trajectory(s, self.proximal)[0])
-
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """The noise of the others is in every sum."""
-        return trajectory_assumptions(s, self.ball)

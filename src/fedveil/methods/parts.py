@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Total:
+class Summed:
     """What a server sees that sees a sum: the weighted mean of a round's uploads, and the global model.
 
     Args:
@@ -31,7 +31,7 @@ class Total:
     extras: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, uploads: Sequence[Upload], model: Tensor) -> Total:
+    def of(cls, uploads: Sequence[Upload], model: Tensor) -> Summed:
         """Return the mean of these uploads."""
         weights = [u.weight for u in uploads]
         extras = {name: weighted_mean([u.extras[name] for u in uploads], weights) for name in uploads[0].extras}
@@ -42,7 +42,7 @@ class SumServer(ABC):
     """A server that is given the mean of a round's uploads and nothing else of them, so that their sum may be credited."""
 
     @abstractmethod
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         """Return its next state, empty at first, and the step [d] of the global model."""
 
 
@@ -58,7 +58,7 @@ class UploadServer(ABC):
 class Mean(SumServer):
     """The mean."""
 
-    def step(self, s: Setting, state: State, total: Total) -> tuple[State, Tensor]:
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         return state, total.vector
 
 

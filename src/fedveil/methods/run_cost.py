@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedveil.accounting.types import Event, Unbounded, View
+from fedveil.accounting.types import Event, Gaussian, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.parts import SumServer
+from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu, promises
 from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
-
-_BOUND_RESTS_ON = (
-    *("server", "policy", "objective", "calibrate", "releases"),
-    *("extras", "participation", "client_epsilons", "weighting"),
-)
-"""Of a method, the parts on which a bound of the last model rests."""
 
 
 def sum_noise(s: Setting) -> bool:
@@ -63,8 +58,8 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     Who sees less than the server does gains by that only where `adds_up`; else what is proven against the server holds for all.
     """
     own = s.scope.view
-    if view is View.FINAL and not bounds_last_model(method, s):
-        return releases_to(method, s, View.AGGREGATE)
+    if view is View.FINAL:
+        return _of_last_model(method, s, releases_to(method, s, View.AGGREGATE))
     sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
     if view is own or sums or s.example_clip is not None:
         return method.releases(s, view)
@@ -75,13 +70,12 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
 
-def bounds_last_model(method: Method, s: Setting) -> bool:
-    """Whether `releases` may say less of the last model alone than of all models: of its projection, its noise and its steps.
-
-    A class that replaces anything on which its base's bound rests says `bounds_last_model` again, if it is so. The bound says
-    nothing about an average of several models.
-    """
-    return s.final_model == "last" and speaks_for(method, "bounds_last_model", *_BOUND_RESTS_ON)
+def _of_last_model(method: Method, s: Setting, rounds: list[Event]) -> list[Event]:
+    """The releases of all rounds, or the bound on the last model alone where that is smaller."""
+    if not all(isinstance(event, Gaussian) for event in rounds) or (last := last_model_mu(method, s)) is None:
+        return rounds
+    mu = math.sqrt(sum(e.count * e.mu**2 for e in rounds if isinstance(e, Gaussian)))
+    return [Gaussian(last)] if last < mu else rounds
 
 
 def adds_up(method: Method, s: Setting) -> bool:

@@ -9,6 +9,7 @@ from fedveil.accounting.formatting import at_most, epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import weighting_of
+from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
 from fedveil.release.plan import Fixed, lets_statistics_out
@@ -86,7 +87,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
             )
         )
     found += [*_task(s.task), *selection_assumptions(s)]
-    return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
+    return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in assumptions_of(method, s)))
 
 
 def _task(task: Task) -> list[Assumption]:

@@ -263,6 +263,16 @@ def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextM
 
 
 @dataclass(frozen=True)
+class Proximal:
+    """The gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
+
+    alpha: float
+
+    def __call__(self, local: Local) -> None:
+        local.model.grad.add_(local.model.vector - local.start, alpha=self.alpha)
+
+
+@dataclass(frozen=True)
 class Plain:
     """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
 

@@ -140,7 +140,7 @@ def federation(workload: str, method: Method, s: Setting, seeded: bool = True) -
     s, randomness = method.calibrate(s), Randomness(0, seeded)
     door = Door(model.layout, s.scope, "r", NullLedger(), randomness, extras=extras_of(method, s), bits=s.grid_bits)
     summed = s.scope.view is not View.SERVER
-    context = Context(model, clients, s.local, method.objective(s), method.policy(s), door, randomness, summed, model.buffers())
+    context = Context(model, clients, s.local, method.client(s), method.policy(s), door, randomness, summed, model.buffers())
     return Federation(s, method, context, (clients.x[:10], clients.y[:10]), randomness, evaluate_every=10**9)
 
 

@@ -24,7 +24,7 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.server_step import server_step
 from fedveil.methods.base import Setting, UploadServer
 from fedveil.release.plan import Fixed, Plan, Released, Upload
-from fedveil.training.local import Local, State
+from fedveil.training.local import Local, Remembering, State
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
@@ -77,7 +77,7 @@ def same_releases(one: list[Upload], other: list[Upload]) -> bool:
 
 
 @dataclass(frozen=True)
-class Inner:
+class Inner(Remembering):
     """Some method's training, from which the others here differ in one thing."""
 
     inner: Any

@@ -33,7 +33,7 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import Method
 from fedveil.release.plan import Fixed, Plan
-from fedveil.training.local import Local, Plain
+from fedveil.training.local import Local, Plain, Remembering
 
 RUNS = dict(every_method())
 
@@ -259,7 +259,7 @@ def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, m
 
 
 @dataclass(frozen=True)
-class Unsendable:
+class Unsendable(Remembering):
     """Plain training whose clients keep something that no pipe carries."""
 
     inner: Plain

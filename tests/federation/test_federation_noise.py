@@ -94,7 +94,7 @@ def test_an_objective_has_no_say_in_the_figures_of_a_proven_release(view: View) 
             return update
 
     class Method(DPFedAvg):
-        def objective(self, s: Setting) -> Plain:
+        def client(self, s: Setting) -> Plain:
             return Telling()
 
     rows = []

@@ -192,7 +192,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
     with pytest.raises(ConfigError, match=r"training\.optimizer to sgd"):
         method.calibrate(replace(s, local=LocalSpec(1, None, 25, OptimizerSpec("adam"))))
     assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, Scaling)
     assert objective.epsilon == pytest.approx(10.0 / (0.4 * 20))
     claim = method.claim(s)

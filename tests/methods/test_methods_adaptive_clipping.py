@@ -23,7 +23,7 @@ from fedveil.federation.progress import Progress, start
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.setting import Setting
 from fedveil.release.plan import Plan
-from fedveil.training.local import Local, Objective
+from fedveil.training.local import Client, Local
 
 NO_NOISE = 1e-7
 
@@ -45,7 +45,7 @@ class KnownNorms(AdaptiveClipping):
 
     norms: tuple[float, ...]
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Norms(norms=self.norms)
 
 

@@ -200,7 +200,7 @@ def test_adam_moves_each_part_only_in_its_own_step() -> None:
 
 def test_published_noise_has_the_papers_variance_on_shared_coordinates_only() -> None:
     method, s = FedGLPADP(variant="published", clip=0.01), replace(setting(z=None), epsilon=6.0)
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, TwoLosses)
     mask = torch.arange(10) % 4 == 0
     model = linear()
@@ -224,7 +224,7 @@ def test_published_noise_has_the_papers_variance_on_shared_coordinates_only() ->
 
 def test_published_mask_comes_from_the_noisy_upload_and_weights_from_raw_norms() -> None:
     method, s = FedGLPADP(variant="published", growth=0.25), replace(setting(z=None), epsilon=1.0)
-    objective = method.objective(s)
+    objective = method.client(s)
     local = local_for(linear())
     local.normal = lambda n: torch.tensor([0.0, 9, 0, 0, 0, 0, -9, 0, 0, 0])
     objective.begin(local)
@@ -364,7 +364,7 @@ def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
     row = h.trained(job).history[0]
     assert row["layer_noise_std"] == pytest.approx([noise / n] * 2, rel=1e-5)
     assert row["noise_norm"] == pytest.approx(noise / n * math.sqrt(650), rel=1e-5)
-    objective = job.method.objective(job.setting)
+    objective = job.method.client(job.setting)
     assert isinstance(objective, TwoLosses)
     local = Local(FlatModel(torch.nn.Linear(2, 2)), torch.zeros(6), LocalSpec(), BatchGradient(), torch.Generator())
     local.normal = torch.zeros

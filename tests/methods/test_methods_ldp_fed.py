@@ -142,10 +142,10 @@ def test_published_proves_nothing_and_claims_what_it_claims() -> None:
     assert second is not None
     assert (first.epsilon, first.delta, first.scope.unit) == (4.0, 0.0, Unit.CLIENT)
     assert (second.epsilon, second.delta, second.scope.unit) == (4.0, s.delta, Unit.RECORD)
-    objective = ordinal.objective(s)
+    objective = ordinal.client(s)
     assert isinstance(objective, Ordinal)
     assert objective.alpha == 4.0 / 8
-    noisy = gaussian.objective(s)
+    noisy = gaussian.client(s)
     assert isinstance(noisy, NoisyGradients)
     assert noisy.factor == pytest.approx(math.sqrt(2 * math.log(1250)) / 4)
 

@@ -34,7 +34,7 @@ from fedveil.release.plan import Plan, Upload
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
 from fedveil.statement.certify import certify, certify_config
-from fedveil.training.local import LocalSpec, Objective, OptimizerSpec, Plain
+from fedveil.training.local import Client, LocalSpec, OptimizerSpec, Plain
 from method_kit import (
     all_same,
     charged_mu,
@@ -444,7 +444,7 @@ class Weighing(NoisyFedAvg):
 class OtherSteps(NoisyFedAvg):
     """Clients that go another way than gradients lead."""
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Plain(lambda local: None)
 
 

@@ -64,10 +64,10 @@ def test_training_adds_the_penalty_after_the_clip() -> None:
     method = NoisyFedProx(proximal=0.4, sigma=1.0)
     s = method.calibrate(prox(local=spec))
     x, y = torch.full((1, 1), 10.0), torch.tensor([0])
-    update, _ = train(local, x, y, method.objective(s))
+    update, _ = train(local, x, y, method.client(s))
     assert float(update.norm()) <= trajectory(s, 0.4)[0] * (1 + 1e-6)
     steep = replace(local, spec=replace(spec, batch_clip=1e-3), optimizer=None)
-    update, _ = train(steep, x, y, method.objective(s))
+    update, _ = train(steep, x, y, method.client(s))
     assert float(update.norm()) == pytest.approx(0.5e-3 * (1 + 0.8 + 0.64), rel=1e-4)
 
 

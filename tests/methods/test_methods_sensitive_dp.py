@@ -71,7 +71,7 @@ def test_published_noise_by_hand() -> None:
 def test_published_is_full_dp_first_and_promises_nothing() -> None:
     s = setting(local=SPEC, epsilon=0.2, noise_multiplier=None, delta=0.02)
     method = SensitiveDP(variant="published")
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, RawHistory)
     assert objective.multiplier * objective.reach == pytest.approx(115.03275)
     assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
@@ -89,7 +89,7 @@ def test_momentum_stretches_the_published_bound() -> None:
     heavy = LocalSpec(5, None, 5, OptimizerSpec(lr=0.1, momentum=0.9), batch_clip=20.0)
     method = SensitiveDP(variant="published")
     bounds = [
-        method.objective(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
+        method.client(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
     ]
     assert all(isinstance(b, RawHistory) for b in bounds)
     with_momentum, plain = (b.reach for b in bounds if isinstance(b, RawHistory))

@@ -6,7 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -45,7 +45,7 @@ from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.statement.statement_terminal import render
 from fedveil.statement.statement_text import if_seen, numbers_table
-from fedveil.training.local import Objective, Plain
+from fedveil.training.local import Client, Plain, Proximal, Remembering
 
 ZERO, REPLACE = Adjacency
 
@@ -76,27 +76,22 @@ def test_seen_count_is_priced_for_the_pair_of_the_scope(unit: Unit, adjacency: A
     assert s.proven.epsilon == bound([SampledGaussian(0.2, 2 / factor, 16)], 1e-5, adjacency=pair)[0]
 
 
+class Shorter(DPFedAvg):
+    """A method of one's own whose clients have no memory."""
+
+    def client(self, s: Setting) -> Client:
+        return Plain(Proximal(0.1))
+
+
+class WithMemory(Plain, Remembering):
+    """Plain training that may keep something."""
+
+
 class Kept(DPFedAvg):
     """A method of one's own whose clients may keep something."""
 
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
-
-
-class KeepsNothing(Kept):
-    """The same, which says that they do not."""
-
-    memoryless: ClassVar[bool] = True
-
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
-
-
-class KeptAgain(KeepsNothing):
-    """What was said of another objective says nothing."""
-
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
+    def client(self, s: Setting) -> Client:
+        return WithMemory()
 
 
 @pytest.mark.parametrize(
@@ -111,8 +106,7 @@ class KeptAgain(KeepsNothing):
         (FedDPA(), False, False),
         (FedADDP(), False, False),
         (Kept(), False, False),
-        (KeepsNothing(), False, True),
-        (KeptAgain(), False, False),
+        (Shorter(), False, True),
     ],
     ids=lambda value: getattr(type(value), "__name__", str(value)),
 )

@@ -83,7 +83,7 @@ def federation(
     door = Door(model.layout, scope, "r", book or Book(), randomness, rate, extras=shapes, memory=memory)
     summed = view is not View.SERVER
     context = Context(
-        model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
+        model, clients, local, method.client(setting), method.policy(setting), door, randomness, summed, model.buffers()
     )
     return Federation(setting, method, context, (clients.x, clients.y), randomness, participation=method.participation(setting))
 

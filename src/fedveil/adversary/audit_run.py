@@ -143,7 +143,7 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
     rounds = min(setting.participations, ROUNDS)
-    small, wide = (dp_sgd_audit.Client(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
     on_step(f"{rounds} rounds of DP-SGD, one example")
     found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:

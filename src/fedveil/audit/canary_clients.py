@@ -28,7 +28,7 @@ from fedveil.federation.round import Context
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Released
-from fedveil.training.local import HasMetrics, HasPersonalModel, Local, Objective, State
+from fedveil.training.local import Client, HasMetrics, HasPersonalModel, Local, Remembering, State
 
 UNSEEN = 1000
 """Directions of canaries that never join, from which the largest cosine over rounds gets its distribution."""
@@ -36,14 +36,14 @@ AT_ONCE = 50
 
 
 @dataclass(frozen=True)
-class Canaries:
+class Canaries(Remembering):
     """Any objective, with the update of each client whose private state says `canary` replaced by that canary's direction.
 
     Args:
         seed: of the directions. norm: of a canary's update, far above every clip.
     """
 
-    inner: Objective
+    inner: Client
     seed: int
     norm: float
 

@@ -50,7 +50,7 @@ TALL = 10.0
 
 
 @dataclass(frozen=True)
-class Client:
+class DpSgdClient:
     """A client whose local training is DP-SGD, in every one of `rounds` rounds; alone in its sum where uploads are summed."""
 
     case: Case
@@ -98,7 +98,7 @@ class Client:
     def uploads(self, examples: Tensor, rng: np.random.Generator, gradients: GradientOf) -> Iterator[Tensor]:
         """What leaves in each round [d], when the client's examples are these rows [n, d]."""
         case, s, model = self.case, self.case.setting, linear_model(self.case.setting.layout)
-        objective, state = case.method.objective(s), case.policy.start()
+        objective, state = case.method.client(s), case.policy.start()
         private: State = {}
         labels = torch.zeros(len(examples), dtype=torch.int64)
         for t in range(self.rounds):
@@ -149,7 +149,7 @@ def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block],
 # --- two worlds --------------------------------------------------------------------------------------------------------
 
 
-def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
+def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
     """(world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` common ones differs."""
     step, d = client.step, client.case.setting.layout.dimension
     own = torch.full((d,), TALL * step.clip / math.sqrt(d))
@@ -167,7 +167,7 @@ def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.G
 
 
 def audit_two_worlds(
-    client: Client, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
+    client: DpSgdClient, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
 ) -> Audit:
     """Tell two neighbouring data sets of one client apart in n runs each.
 
@@ -189,7 +189,7 @@ def audit_two_worlds(
 # --- one run -----------------------------------------------------------------------------------------------------------
 
 
-def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+def canary_scores(client: DpSgdClient, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
     """One run in which example i has its gradient along coordinate i, or as in the other world, by a fair coin.
 
     Returns:
@@ -206,7 +206,7 @@ def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Seq
     return np.sum(x, axis=0), coins.tolist()
 
 
-def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+def simulated_scores(client: DpSgdClient, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
     """The same scores as the charged mechanism would give them, for m canaries."""
     step = client.step
     coins = rng.random(m) < 0.5
@@ -214,7 +214,7 @@ def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[
     return joined + math.sqrt(client.steps) * step.noise_multiplier * rng.standard_normal(m), coins.tolist()
 
 
-def audit_canaries(client: Client, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
+def audit_canaries(client: DpSgdClient, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
     """A bound from one run with as many canary examples as the layout has coordinates; guesses fixed by a simulation."""
     check_level(alpha)
     m, scope = client.case.setting.layout.dimension, client.case.scope

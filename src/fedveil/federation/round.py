@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
-from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, Plain, State, train
+from fedveil.training.local import BatchGradient, Client, GradientSource, Local, Plain, State, remembers, train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,7 @@ class Context:
     model: FlatModel
     clients: Clients
     spec: LocalSpec
-    objective: Objective
+    objective: Client
     policy: Policy
     door: Door
     randomness: Randomness
@@ -334,7 +335,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         context.randomness.generator("batches", t, task.client),
         round=t,
         support=None if executed is None else executed.support,
-        state=mapped(lambda tensor: tensor.to(device, copy=True), task.private),  # the old one may be on its way to the disk
+        state=_state_of(context, task),
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
         plan=executed,
@@ -345,17 +346,30 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         update, loss = train(local, x, y, context.objective)
     if not on_nothing:
         context.require_constants()
-    buffers = model.buffers()
+    buffers, kept = model.buffers(), dict[str, Any]()
+    if "trained" in local.scratch:
+        kept["trained"] = local.scratch["trained"]
     if buffers.numel():
-        local.state["buffers"] = buffers
+        kept["buffers"] = buffers
+    if remembers(context.objective):
+        local.state.update(kept)
+        kept = local.state
     noise_power = local.noise_power
     if dp_sgd is not None:  # an objective has no say in figures that are public
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
     elif noise_power is not None and promising(plan, context.door):
         noise_power = None
-    update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras | counts))
+    update, state, noise_power, extras = _kept(model, (update, kept, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
+
+
+def _state_of(context: Context, task: ClientTask) -> Any:
+    """A copy of the private state for clients that remember, as the old one may be on its way to the disk; others have none."""
+    device = context.model.vector.device
+    if not remembers(context.objective):
+        return MappingProxyType[str, Any]({})
+    return mapped(lambda tensor: tensor.to(device, copy=True), task.private)
 
 
 def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:

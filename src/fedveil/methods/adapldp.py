@@ -21,7 +21,7 @@ from fedveil.methods.base import Mean, Setting, SumServer, UploadServer, Weighti
 from fedveil.methods.classical_noise import classical_scope, sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Objective, Plain, State
+from fedveil.training.local import Client, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,13 +71,13 @@ class AdapLDP(TwoVariants):
     def check_published(self, s: Setting) -> None:
         if sum_noise(s):
             raise ConfigError("the server of the published adapldp reads a scaler from each client: set privacy.view = 'server'")
-        self.objective(s)
+        self.client(s)
 
     def policy(self, s: Setting) -> Policy:
         """Proven: noise by released norms. Published: what the server sends of scalers and steps."""
         return ReleasedScaler(self, s) if self.variant == "proven" else Scalers(s.clients, self.unproven)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise by the raw scaler."""
         if self.variant == "proven":
             return Plain()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
 from fedveil.release.plan import Extra, Plan, Released, Upload
-from fedveil.training.local import Local, State
+from fedveil.training.local import Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ class Scalers:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Remembering):
     """Published objective: clipped steps, noise by the scaler c = 0.6 |c - mean c| + 0.4 ||w - w_i|| / (K eta), and the turn.
 
     Args:

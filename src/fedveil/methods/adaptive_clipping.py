@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
 from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,6 @@ class AdaptiveClipping(MethodConfig):
     """
 
     name: Literal["adaptive-clipping"] = "adaptive-clipping"
-    memoryless: ClassVar[bool] = True
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     quantile: float = Field(0.5, gt=0, lt=1)
     rate: float = Field(0.2, gt=0, allow_inf_nan=False)
@@ -50,7 +49,7 @@ class AdaptiveClipping(MethodConfig):
         """The clip of each round from the noisy counts of those before."""
         return QuantileClip(self, s)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain local training, and the count."""
         return Counted()
 

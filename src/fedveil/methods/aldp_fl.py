@@ -20,7 +20,7 @@ from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, lay
 from fedveil.methods.base import Setting, Weighting, sum_noise
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,6 @@ class ALDPFL(TwoVariants):
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
-    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     reason: ClassVar[str] = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
     window: int = Field(3, ge=1)
@@ -64,7 +63,7 @@ class ALDPFL(TwoVariants):
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
         return Window(self, s) if self.variant == "proven" else Unguarded(("layer norms",), self.unproven)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: clip and noise in each iteration."""
         if self.variant == "proven":
             return Plain()
@@ -126,7 +125,7 @@ class Unguarded:
 
 
 @dataclass(frozen=True)
-class BoundedNoise:
+class BoundedNoise(Remembering):
     """Published objective: each iteration's step is clipped per layer to the mean of its window, then noised within [-b, b]."""
 
     method: ALDPFL

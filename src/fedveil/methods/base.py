@@ -17,7 +17,7 @@ from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_r
 from fedveil.methods.setting import Setting
 from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Objective, Plain
+from fedveil.training.local import Client, Plain
 
 
 class MethodConfig(BaseModel):
@@ -26,12 +26,10 @@ class MethodConfig(BaseModel):
     The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
     calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
     `proven_defaults`: defaults of the proven variant where they are not those of the published one.
-    `memoryless`: in the proven variant clients keep nothing of one round for the next; likewise with an `objective` of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
-    memoryless: ClassVar[bool] = True
     proven_defaults: ClassVar[Mapping[str, Any]] = {}
     name: str
 
@@ -68,7 +66,7 @@ class MethodConfig(BaseModel):
         """A method says here what leaves."""
         raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `policy`, which plans each release")
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Plain()
 
     def server(self, s: Setting) -> SumServer | UploadServer:

@@ -18,7 +18,7 @@ from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gau
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective
+from fedveil.training.local import Client, Local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,6 @@ class BlurLus(MethodConfig):
     """
 
     name: Literal["blur-lus"] = "blur-lus"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; the penalty is that of a third party's program, LUS's score and share and both defaults "
         "are guesses"
@@ -61,7 +60,7 @@ class BlurLus(MethodConfig):
         """Clip and dense noise, the same in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return ShortAndSparse(self)
 
     def claim(self, s: Setting) -> Claim | None:

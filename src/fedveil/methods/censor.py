@@ -12,7 +12,7 @@ from fedveil.methods.base import Setting
 from fedveil.methods.defence import Defence
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.tasks.task import Task
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class Censor(Defence):
         """The upload leaves as training made it."""
         return AsTrained(self.reason)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training on replaced gradients."""
         return Orthogonal(form=self.form, trials=self.trials, rounds=self.rounds, task=s.task)
 

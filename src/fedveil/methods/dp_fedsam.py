@@ -14,7 +14,7 @@ from pydantic import Field
 from fedveil.errors import ConfigError
 from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
 from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective, Plain
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,6 @@ class DPFedSAM(MethodConfig):
     """
 
     name: Literal["dp-fedsam"] = "dp-fedsam"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "how DP-FedSAM-top_k keeps coordinates: the largest of the whole update, before the clip, under noise on all"
     )
@@ -52,7 +51,7 @@ class DPFedSAM(MethodConfig):
         """The same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return SharpnessAware(rho=self.rho, adaptive=self.adaptive, keep=self.keep)
 
 

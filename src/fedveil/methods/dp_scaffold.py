@@ -13,7 +13,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
 from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +52,7 @@ class DPScaffold(MethodConfig):
         """Two parts, and the server's control variate for everybody."""
         return Controlled(self, s)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """SGD on gradient + c - c_i."""
         return Corrected(_correction, s.local.optimizer.lr)
 
@@ -105,7 +105,7 @@ def _correction(local: Local) -> None:
 
 
 @dataclass(frozen=True)
-class Corrected(Plain):
+class Corrected(Plain, Remembering):
     """Local SGD on corrected gradients; c_i <- c_i - c + (x - y) / (K eta) (Algorithm 1, client, option II)."""
 
     lr: float = 0.1

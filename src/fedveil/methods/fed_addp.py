@@ -22,7 +22,7 @@ from fedveil.methods.sparse import NonZero
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
 from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective, State
+from fedveil.training.local import Client, Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ class FedADDP(TwoVariants):
             return NonZero(("weights", "gradients"), self.unproven)
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return RangedNoise(self, s, sigma_0(self, s) if self.variant == "published" else None)
 
     def server(self, s: Setting) -> SumServer:
@@ -117,7 +117,7 @@ class InUnits(SumServer):
 
 
 @dataclass(frozen=True)
-class RangedNoise:
+class RangedNoise(Remembering):
     """Per batch a step of the personal coordinates, then one of the shared; at the end what may move by q, and its noise.
 
     `sigma` is sigma_0 in the published variant, else None.

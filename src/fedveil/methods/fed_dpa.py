@@ -25,7 +25,7 @@ from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective, State
+from fedveil.training.local import Client, Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ class FedDPA(MethodConfig):
         """Clip and dense noise in every round; as the text has it, the upload leaves as training made it."""
         return Fixed(gaussian_plan(s, self.clip)) if self.hides_mask else NonZero(("Fisher information",), _REASON)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return TwoPasses(self, s)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
@@ -110,7 +110,7 @@ class FedDPA(MethodConfig):
 
 
 @dataclass(frozen=True)
-class TwoPasses:
+class TwoPasses(Remembering):
     """E epochs of the personal coordinates, then E epochs of the shared ones."""
 
     method: FedDPA

@@ -19,7 +19,7 @@ from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gau
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
 from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,6 @@ class FedSMP(MethodConfig):
     """
 
     name: Literal["fed-smp"] = "fed-smp"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; clip, scale, masks and noise are those of third-party programs, the default share and "
         "the number of steps on public data are guesses, and the mask by the last movement of the global model is ours"
@@ -69,7 +68,7 @@ class FedSMP(MethodConfig):
     def policy(self, s: Setting) -> Policy:
         return {"random": CommonMask, "public": PublicMask, "moved": MovedMask}[self.mask](self, s)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Scaled(scale=self.scale(s))
 
     def releases(self, s: Setting, view: View) -> list[Event]:

@@ -19,12 +19,11 @@ from fedveil.methods.lstm_controller import BETA
 from fedveil.methods.sparse import NonZero
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
 from fedveil.release.plan import Policy
-from fedveil.training.local import Objective, Plain
+from fedveil.training.local import Client, Plain
 
 
 class FedANC(FedANCOptions):
     __doc__ = FedANCOptions.__doc__
-    memoryless: ClassVar[bool] = True
     reason: ClassVar[str] = (
         "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
     )
@@ -48,7 +47,7 @@ class FedANC(FedANCOptions):
         """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
         return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), self.unproven)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise on part of each gradient."""
         return Plain() if self.variant == "proven" else SparseNoise(self, self._target(s), s.delta)
 

@@ -14,7 +14,7 @@ from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
-from fedveil.training.local import Local, State, clip_
+from fedveil.training.local import Local, Remembering, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +145,7 @@ def tradeoff(b: Tensor, gamma: Tensor, *, weight: float, noise: float, captured:
 
 
 @dataclass(frozen=True)
-class SparseNoise:
+class SparseNoise(Remembering):
     """Published objective (Algorithm 1): at each step the controller sets beta and gamma; noise on the largest coordinates.
 
     The prediction loss of the next batch reaches beta through the step that beta noised,

@@ -11,7 +11,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.declared_cost import check_weights
 from fedveil.release.plan import Fixed, Plan, Policy
-from fedveil.training.local import Objective, Plain, Proximal
+from fedveil.training.local import Client, Plain, Proximal
 
 
 class FedAvg(MethodConfig):
@@ -43,7 +43,7 @@ class FedAvg(MethodConfig):
         """Everything leaves as it is, or after DP-SGD."""
         return Fixed(gaussian_plan(s, 1.0) if s.example_clip is not None else Plan())
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain or proximal local training."""
         return Plain(Proximal(self.proximal) if self.proximal else None)
 

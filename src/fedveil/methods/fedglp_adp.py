@@ -19,7 +19,7 @@ from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
 from fedveil.methods.sparse import NonZero
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.release.plan import Policy
-from fedveil.training.local import Objective
+from fedveil.training.local import Client
 
 _REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (FedGLP-ADP, Algorithm 1)"
 
@@ -49,7 +49,7 @@ class FedGLPADP(FedGLPOptions):
             return NonZero(("layer norms of earlier rounds",), _REASON)
         return ClipWeights(self, s, personal_share(self, s))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Two losses on disjoint coordinates; published: clip, noise and masks as well."""
         noise = sigma(self, s) if self.variant == "published" else None
         return TwoLosses(self, s, personal_share(self, s), noise)

@@ -14,7 +14,7 @@ from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
-from fedveil.training.local import Local, State
+from fedveil.training.local import Local, Remembering, State
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def share_after(method: FedGLPOptions, s: Setting, beta: float, rounds: int) -> 
 
 
 @dataclass(frozen=True)
-class TwoLosses:
+class TwoLosses(Remembering):
     """Per batch: a step of the personal weights, then, with these, a step of the shared ones (Algorithm 2, lines 6 and 7).
 
     `sigma` is the paper's noise multiplier in the published variant, else None. With DP-SGD both parts follow one noisy

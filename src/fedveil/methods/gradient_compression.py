@@ -11,7 +11,7 @@ from fedveil.methods.base import Setting
 from fedveil.methods.defence import Defence
 from fedveil.methods.sparse import NonZero
 from fedveil.release.plan import Policy
-from fedveil.training.local import Local, Objective, Plain
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class GradientCompression(Defence):
         """What is zero is not sent."""
         return NonZero(("update",), self.reason)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training, then pruning."""
         return Pruned(rate=self.pruning_rate)
 

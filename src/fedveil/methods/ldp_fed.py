@@ -18,7 +18,7 @@ from fedveil.methods.adaptive import paper_epsilon
 from fedveil.methods.base import Setting, Weighting, gaussian_plan, planned_releases, sum_noise
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State, clip_
+from fedveil.training.local import Client, Local, Plain, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,6 @@ class LDPFed(TwoVariants):
         "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
     )
     name: Literal["ldp-fed"] = "ldp-fed"
-    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     mechanism: Literal["ordinal", "gaussian"] = "ordinal"
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -65,7 +64,7 @@ class LDPFed(TwoVariants):
         """The layers of the round; proven: clip, noise and a clamp as well."""
         return Turns(self, s)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: training that perturbs."""
         if self.variant == "proven":
             return Plain()

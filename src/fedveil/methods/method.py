@@ -11,7 +11,7 @@ from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import Policy
-from fedveil.training.local import Objective
+from fedveil.training.local import Client
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
@@ -45,7 +45,7 @@ class Method(Protocol):
         """The policy that plans each release."""
         ...
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """What local training does."""
         ...
 

@@ -21,7 +21,7 @@ from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequen
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.release.plan import Fixed, Plan, Policy
-from fedveil.training.local import Local, Objective, Plain, Proximal, State
+from fedveil.training.local import Client, Local, Plain, Proximal, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,6 @@ class NbAFL(TwoVariants):
     """
 
     name: Literal["nbafl"] = "nbafl"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "
         "FederatedScope's trainer_nbafl.py"
@@ -91,7 +90,7 @@ class NbAFL(TwoVariants):
         clip = self.clip if self.source == "paper" else math.inf
         return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=self.unproven))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Local training, with the proximal term; what leaves are weights."""
         penalty = Proximal(self.proximal) if self.proximal else None
         return Weights(penalty) if self.sends_weights else Plain(penalty)

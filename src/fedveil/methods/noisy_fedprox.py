@@ -6,7 +6,7 @@ The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 d
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.methods.base import Setting, Variant
 from fedveil.methods.trajectory import UNIT_NOTE, AlongTrajectory, batch_clip, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox
-from fedveil.training.local import Objective, Plain, Proximal
+from fedveil.training.local import Client, Plain, Proximal
 
 
 class NoisyFedProx(AlongTrajectory):
@@ -32,7 +32,6 @@ class NoisyFedProx(AlongTrajectory):
     """
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
-    memoryless: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -44,7 +43,7 @@ class NoisyFedProx(AlongTrajectory):
     def pull(self) -> float:
         return self.proximal
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Local training with the proximal penalty."""
         return Plain(Proximal(self.proximal))
 

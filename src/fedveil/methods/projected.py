@@ -153,7 +153,7 @@ def reach(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.float64]:
 
 def _pull(method: Method, s: Setting) -> float | None:
     """alpha of the clients' proximal steps, or None where they are no plain SGD on clipped gradients."""
-    client, o = method.objective(s), s.local.optimizer
+    client, o = method.client(s), s.local.optimizer
     plain = o.name == "sgd" and not o.momentum and not o.weight_decay and s.local.batch_clip is not None
     if type(client) is not Plain or not plain or s.local.steps is None:
         return None

@@ -11,7 +11,6 @@ from fedveil.methods.parts import SumServer
 from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu, promises
-from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
 
 
@@ -89,14 +88,6 @@ def adds_up(method: Method, s: Setting) -> bool:
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
     return isinstance(method.server(s), SumServer) and weighting_of(method) == "uniform" and is_common(method.policy(s))
-
-
-def is_memoryless(method: Method) -> bool:
-    """Whether what a client sends follows from its data, the round and what was released, not from where it took part before.
-
-    Batch statistics, which clients keep whatever the method is, are not looked at.
-    """
-    return speaks_for(method, "memoryless", "objective")
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:

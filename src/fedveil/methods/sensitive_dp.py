@@ -20,7 +20,7 @@ from fedveil.methods.base import Setting, mean, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,6 @@ class SensitiveDP(TwoVariants):
     """
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and "
         "global history is in the abstract"
@@ -59,7 +58,7 @@ class SensitiveDP(TwoVariants):
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
         return Remembered(self, s) if self.variant == "proven" else Unguarded(("norms of earlier updates",), self.unproven)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise by the raw history."""
         if self.variant == "proven":
             return Plain()
@@ -78,7 +77,7 @@ class SensitiveDP(TwoVariants):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawHistory(Plain):
+class RawHistory(Plain, Remembering):
     """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon.
 
     a and b are running averages of the squared norms of the client's own updates, and of how far the global model moved since the

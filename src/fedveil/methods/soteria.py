@@ -12,7 +12,7 @@ from fedveil.methods.base import Setting
 from fedveil.methods.defence import Defence, last_matrix
 from fedveil.methods.gradient_compression import quantile
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class Soteria(Defence):
         assert layer is not None
         return UnsentColumns(s.layout, layer, self.reason)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training on pruned gradients."""
         return PrunedColumns(form=self.form, rate=self.pruning_rate)
 

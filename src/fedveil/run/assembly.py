@@ -52,7 +52,7 @@ from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState
-from fedveil.training.local import Objective, Trained
+from fedveil.training.local import Client, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def check_isolation(config: Config) -> None:
         )
 
 
-def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
+def _kept(method: Method, task: Task, local_training: Client) -> tuple[KeptState, ...]:
     """What code of the user's own must not keep: that of the task, and what local training is made of."""
     found = [_kept_by(task)] if task.own else []
     if is_own(method):

@@ -38,6 +38,6 @@ def test_a_client_without_a_memory_cannot_keep_anything(tmp_path: Path) -> None:
     run = job(config({"name": "dp-fedavg"}), tmp_path)
     run = replace(run, context=replace(run.context, objective=Keeps()))
     progress = start(run)
-    assert fit(run, Inline(run.context), progress).startswith("every client failed")
+    assert fit(run, Inline(run.context), progress).startswith("every client of a round failed")
     assert not progress.privates
     assert all("does not support item assignment" in why for row in progress.history for why in row["failures"].values())

@@ -20,6 +20,7 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adapldp import AdapLDP, ReleasedScaler
 from fedveil.methods.adapldp_parts import Scalers, Scaling, laplace, turned
+from fedveil.methods.planner import Planner
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
 from fedveil.release.plan import Plan
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
@@ -56,7 +57,7 @@ def test_the_turn_by_hand() -> None:
 
 
 def test_the_server_standardises_all_scalers() -> None:
-    policy = Scalers(3, "why")
+    policy = Planner.of(Scalers(3, "why"), setting())
     uploads = [replace(upload([0.0] * 7, [0.0] * 7), client=1, extras={"scaler": torch.tensor(4.0)})]
     state = policy.observe_all({}, uploads)
     values = np.array([0.001, 4.0, 0.001])
@@ -154,7 +155,7 @@ history) on a linear network with the examples below; its random numbers replace
 @pytest.mark.parametrize("law", PROGRAM)
 def test_three_rounds_are_those_of_the_authors_program(law: str) -> None:
     method = AdapLDP(variant="published", law=law, gradient_clip=0.3)
-    policy, objective = Scalers(3, "why"), Scaling(method, 50.0, 1e-5)
+    policy, objective = Planner.of(Scalers(3, "why"), setting()), Scaling(method, 50.0, 1e-5)
     x, y = torch.sin(torch.arange(90.0)).reshape(30, 3), torch.arange(30) % 2
     module = torch.nn.Linear(3, 2)
     model = before = torch.cat([torch.linspace(-0.5, 0.5, 6), torch.tensor([0.2, -0.1])])
@@ -206,7 +207,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
 @given(st.lists(st.floats(0, 50), min_size=20, max_size=20), st.integers(1, 20))
 def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -> None:
     s = setting(rounds=20, max_participations=most)
-    policy, spent = ReleasedScaler(AdapLDP(clip=1.0), s), 0.0
+    policy, spent = Planner.of(ReleasedScaler(AdapLDP(clip=1.0)), s), 0.0
     state = policy.start()
     for t, norm in list(enumerate(norms))[20 - most :]:
         plan = policy.plan(released([0.0] * 7, t), state)
@@ -218,7 +219,7 @@ def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -
 
 
 def test_a_client_that_moved_more_gets_less_noise() -> None:
-    policy = ReleasedScaler(AdapLDP(), setting())
+    policy = Planner.of(ReleasedScaler(AdapLDP()), setting())
     stds = []
     for norm in (0.0, 0.1, 1.0):
         state = policy.observe(policy.start(), upload([norm] + [0.0] * 6, [0.0] * 7))

@@ -35,6 +35,7 @@ from fedveil.methods.fedglp_parts import (
     share_after,
     start_log_odds,
 )
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.methods.sparse import grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
@@ -241,7 +242,7 @@ def test_published_mask_comes_from_the_noisy_upload_and_weights_from_raw_norms()
 @pytest.mark.parametrize("allocation", ["equal", "least"])
 def test_each_round_costs_exactly_its_share_whatever_the_weights(view: View, allocation: str) -> None:
     s = setting(view)
-    policy = ClipWeights(FedGLPADP(allocation=allocation), s, 0.3)  # type: ignore[arg-type]
+    policy = Planner.of(ClipWeights(FedGLPADP(allocation=allocation), 0.3), s)  # type: ignore[arg-type]
     state = policy.start()
     for t in range(8):
         plan = policy.plan(Released(t, torch.zeros(10), None), state)

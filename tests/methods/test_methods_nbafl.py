@@ -20,7 +20,19 @@ from fedveil.methods.nbafl import NbAFL
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.release.plan import Plan
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, method_releases_mu, setting, stepped, swapped_plans, trained, upload
+from method_kit import (
+    charged_mu,
+    digits,
+    job_of,
+    method_releases_mu,
+    planner,
+    released,
+    setting,
+    stepped,
+    swapped_plans,
+    trained,
+    upload,
+)
 
 C_002 = math.sqrt(2 * math.log(62.5))
 LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
@@ -105,7 +117,7 @@ def test_published_plans_promise_nothing_and_say_why() -> None:
     for source, clip in (("paper", 5.0), ("repo", math.inf), ("ladp-fl", math.inf)):
         method = NbAFL(variant="published", source=source)
         s = ladp(epsilon=50.0 if source != "ladp-fl" else 0.2)
-        plan = method.policy(s).plan(None, {})  # type: ignore[arg-type]
+        plan = planner(method, s).plan(released([0.0] * 7), {})
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std) == (clip, method.noise_std(s))
         assert plan.unproven

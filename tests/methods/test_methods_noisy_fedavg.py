@@ -41,6 +41,7 @@ from method_kit import (
     digits,
     job_of,
     method_releases_mu,
+    planner,
     released,
     setting,
     stepped,
@@ -111,9 +112,9 @@ def test_sigma_is_the_noise_of_one_upload_in_every_view() -> None:
     for view, shares in ((View.SERVER, 1), (View.AGGREGATE, 3), (View.FINAL, 4)):
         method = NoisyFedAvg(sigma=0.7)
         s = method.calibrate(noisy(view, noise_multiplier=None))
-        policy = method.policy(s)
+        policy = planner(method, s)
         plan = policy.plan(released([0.0] * 7), {})
-        assert isinstance(policy, Trajectory)
+        assert isinstance(policy.part, Trajectory)
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std, plan.place) == (3.0, pytest.approx(0.7), "upload")
         assert s.z == pytest.approx(0.7 * math.sqrt(shares) / 3)
@@ -341,7 +342,7 @@ def test_the_last_model_pays_for_the_grid(bits: int) -> None:
     """Coarse grids leave composition only; fine ones cost what truncation does, and the step is that of the run's door."""
     method = NoisyFedAvg(sigma=0.05, project_to=1.0, assumed_smoothness=0.01)
     s = method.calibrate(noisy(View.FINAL, rounds=20_000, noise_multiplier=None, grid_bits=bits))
-    plan = method.policy(s).plan(released([0.0] * 7), {})
+    plan = planner(method, s).plan(released([0.0] * 7), {})
     assert isinstance(plan, Plan)
     (_, exponent), *_ = ReleaseLayout(s.layout, bits=bits).grid(plan)
     h, sigma = 2.0**exponent, 0.05 / 2

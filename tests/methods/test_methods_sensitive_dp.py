@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.methods.planner import Planner
 from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
 from fedveil.release.cost import plan_mu
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
@@ -110,7 +111,7 @@ def test_momentum_stretches_the_published_bound() -> None:
 
 def test_clips_follow_released_norms_less_their_noise() -> None:
     """One release (3, 0, 0 | 0, 0, 0, 4) with noise std 1: squares 9 - 3 and 16 - 4; kappa 2: clips 2 sqrt 6 and 2 sqrt 12."""
-    policy = Remembered(SensitiveDP(clip=10.0), setting())
+    policy = Planner.of(Remembered(SensitiveDP(clip=10.0)), setting())
     state = policy.observe({}, upload([3.0, 0, 0, 0, 0, 0, 4.0], [0.0] * 7, 1.0))
     plan = policy.plan(released([0.0] * 7, 1), state)
     assert plan.layer_clip is not None
@@ -127,7 +128,7 @@ def test_clips_follow_released_norms_less_their_noise() -> None:
 @given(st.lists(st.floats(-9, 9, width=32), min_size=7, max_size=7), st.floats(0, 3), st.sampled_from(list(Adjacency)))
 def test_every_plan_costs_its_share_and_stays_in_range(vector: list[float], std: float, adjacency: Adjacency) -> None:
     s = setting(adjacency=adjacency)
-    policy = Remembered(SensitiveDP(), s)
+    policy = Planner.of(Remembered(SensitiveDP()), s)
     plan = policy.plan(released([0.0] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
     first = policy.plan(released([0.0] * 7), {}).layer_clip

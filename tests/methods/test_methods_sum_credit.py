@@ -23,14 +23,14 @@ from fedveil.federation.fit import _shown
 from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation
 from fedveil.federation.server_step import server_step
-from fedveil.methods.base import MethodConfig, Summed, SumServer, UploadServer, gaussian_plan, mean
+from fedveil.methods.base import Fixed, MethodConfig, Release, Summed, SumServer, UploadServer, gaussian_plan, mean
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
 from fedveil.methods.run_cost import adds_up
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.plan import Fixed, Policy, Released, Upload
+from fedveil.release.plan import Released, Upload
 from fedveil.statement.certify import certify
 from fedveil.training.local import State
 from fedveil.training.params import Layout
@@ -55,7 +55,7 @@ class Plus(MethodConfig):
     name: Literal["plus"] = "plus"
     clip: float = 1.0
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(gaussian_plan(s, self.clip))
 
 
@@ -88,7 +88,7 @@ class MedianOfNbafl(NbAFL):
 
 
 class Clamped(Plus):
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(replace(gaussian_plan(s, self.clip), clamp=1.0))
 
 

@@ -190,7 +190,7 @@ def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, mo
     client = JoinedClient(tmp_path, consent(0))
     offer = read_offer(message)
     assert client.consented(offer) == certified.epsilon
-    trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.method
+    trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.part.method
     assert (trained.gamma_min, judged(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
 
 

@@ -30,6 +30,7 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
+from fedveil.methods.base import Fixed
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_scaffold import DPScaffold
 from fedveil.methods.fed_addp import FedADDP
@@ -38,7 +39,6 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Fixed
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict, to_dict
@@ -120,7 +120,7 @@ def test_who_sees_the_count_may_learn_the_names_from_what_clients_keep(
     assert named > 1.2 * crowd
     assert s.own.seen_count == pytest.approx(crowd if forgets else named, rel=1e-3)
     drawn = certify(method, setting(), batch_norm=batch_norm)
-    fixed = isinstance(method.policy(setting()), Fixed)
+    fixed = isinstance(method.release(setting()), Fixed)
     assert any("drawn afresh" in note for note in drawn.notes) == (forgets and fixed)
 
 

@@ -23,6 +23,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.server_step import server_step
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import Method
+from fedveil.methods.planner import Planner
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
@@ -55,6 +56,11 @@ def upload(vector: list[float], start: list[float], noise_std: float = 0.0, layo
     """What left, from plain numbers."""
     std = torch.full((len(layout),), noise_std)
     return Upload(0, 0, torch.tensor(vector), std, Plan(clip=1.0, noise_std=noise_std), start=torch.tensor(start))
+
+
+def planner(method: Any, s: Setting) -> Planner:
+    """What makes the plans of a method in a setting."""
+    return Planner.of(method.release(s), s)
 
 
 def stepped(method: Any, uploads: Sequence[Upload], model: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class _Worker:
 
 def start_method(context: Context) -> str:
     """`fork` on Linux where a forked process can train, also when its parent has trained on public data; else `spawn`."""
-    trains_here = isinstance(context.policy, HasPublicSteps) and torch.cuda.is_available()
+    trains_here = isinstance(context.policy.part, HasPublicSteps) and torch.cuda.is_available()
     return "fork" if sys.platform.startswith("linux") and not trains_here and a_fork_can_train() else "spawn"
 
 

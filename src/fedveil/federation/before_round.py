@@ -47,10 +47,10 @@ def _public_loss(federation: Federation, progress: Progress) -> float | None:
 def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
     """How the policy's `public_steps` of plain local training on the public split move the global model [d]."""
     context, t = federation.context, progress.round
-    if not isinstance(context.policy, HasPublicSteps):
+    if not isinstance(context.policy.part, HasPublicSteps):
         return None
-    if context.policy.public_steps < 1:
-        raise ConfigError(f"a policy's public_steps is at least 1, got {context.policy.public_steps}")
+    if context.policy.part.public_steps < 1:
+        raise ConfigError(f"a policy's public_steps is at least 1, got {context.policy.part.public_steps}")
     if federation.public is None:
         raise ConfigError(
             f"{federation.method.name} trains on public examples before each round, and there are none: set "
@@ -62,7 +62,7 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
     local = Local(
         model,
         progress.model.to(device, copy=True),
-        replace(context.spec, steps=context.policy.public_steps),
+        replace(context.spec, steps=context.policy.part.public_steps),
         BatchGradient(context.task),
         draws.generator("public batches", t),
         round=t,

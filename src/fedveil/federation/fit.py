@@ -23,7 +23,7 @@ from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
+from fedveil.release.plan import Plan, Raw, Released, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
@@ -151,11 +151,11 @@ def answered(
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
     """Refuse a plan whose price rests on a participation rule that the sampler does not enforce."""
-    assumed = getattr(plan.mechanism, "participation", None) if isinstance(plan, Plan) else None
+    assumed = plan.mechanism.participation if isinstance(plan, Plan) else None
     if assumed not in (None, federation.participation):
         raise ConfigError(
-            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: return the same "
-            f"from the method's `participation`"
+            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: a release whose "
+            f"noise rests on a rule of participation is Fixed"
         )
 
 
@@ -262,8 +262,7 @@ def _uploads(
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
         return []
     if plan is None:
-        if isinstance(context.policy, ServerPolicy):
-            progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
+        progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
         return uploads
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)

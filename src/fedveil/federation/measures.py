@@ -143,19 +143,19 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     another shape than a number or one for each layer, is left out.
     """
     context = federation.context
-    taken = reserved(federation.method, context.objective, declared(context.task, context.objective, context.policy))
+    taken = reserved(federation.method, context.objective, declared(context.task, context.objective, context.policy.part))
     shapes = ((), (len(context.model.layout),))
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
     own: dict[int, dict[str, Any]] = {c: {} for c in clients}
-    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
+    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy.part, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
                 measured = [_measured(part, state, (taken, shapes), context) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
-            if len(measured) == len(clients) and not (context.summed and part is context.policy):
+            if len(measured) == len(clients) and not (context.summed and part is context.policy.part):
                 for c, cells in zip(clients, measured, strict=True):
                     own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
     if any(own.values()):

@@ -8,15 +8,28 @@ from typing import Any, ClassVar, Self, cast
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedveil.accounting.accountant import AccountantName
-from fedveil.accounting.types import Claim, Event, View
+from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.calibration import calibrated
 from fedveil.methods.method import Method, Variant, Weighting
-from fedveil.methods.parts import CoverageMean, Mean, Summed, SumServer, UploadServer, mean
+from fedveil.methods.parts import (
+    CoverageMean,
+    Fixed,
+    Mean,
+    Policy,
+    Release,
+    Schedule,
+    Scheduled,
+    Summed,
+    SumServer,
+    Unproven,
+    UploadServer,
+    as_trained,
+    mean,
+    what_is_not_zero,
+)
 from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_releases, sum_noise
 from fedveil.methods.setting import Setting
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Fixed, Policy
 from fedveil.training.local import Client, Plain
 
 
@@ -43,9 +56,6 @@ class MethodConfig(BaseModel):
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
         return {}
 
-    def participation(self, s: Setting) -> Participation | None:
-        return None
-
     def client_epsilons(self, s: Setting) -> Sequence[float]:
         """All clients have the cap of the run."""
         return ()
@@ -62,9 +72,9 @@ class MethodConfig(BaseModel):
         self.check(s)
         return calibrated(cast("Method", self), s, self.calibration_accountant(s))
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """A method says here what leaves."""
-        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `policy`, which plans each release")
+        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `release`, which plans what leaves")
 
     def client(self, s: Setting) -> Client:
         return Plain()
@@ -74,8 +84,10 @@ class MethodConfig(BaseModel):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Read off the plan where it is always the same; else f / z a round, which the budget enforces plan by plan."""
-        policy = self.policy(s)
-        return planned_releases(policy.always, s, view) if isinstance(policy, Fixed) else gaussian_releases(s, view)
+        release = self.release(s)
+        if isinstance(release, Unproven):
+            return [Unbounded(release.reason)]
+        return planned_releases(release.always, s, view) if isinstance(release, Fixed) else gaussian_releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         return None
@@ -96,15 +108,22 @@ def reads_public_split(s: Setting) -> tuple[str, ...]:
 
 __all__ = [
     "CoverageMean",
+    "Fixed",
     "Mean",
     "Method",
     "MethodConfig",
+    "Policy",
+    "Release",
+    "Schedule",
+    "Scheduled",
     "Setting",
     "SumServer",
     "Summed",
+    "Unproven",
     "UploadServer",
     "Variant",
     "Weighting",
+    "as_trained",
     "calibrated",
     "gaussian_plan",
     "gaussian_releases",
@@ -112,4 +131,5 @@ __all__ = [
     "planned_releases",
     "reads_public_split",
     "sum_noise",
+    "what_is_not_zero",
 ]

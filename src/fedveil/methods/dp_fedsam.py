@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
-from fedveil.release.plan import Fixed, Policy
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, gaussian_plan
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class DPFedSAM(MethodConfig):
                 "without noise: DP-SGD has no price for that; set training.local = 'sgd'"
             )
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 

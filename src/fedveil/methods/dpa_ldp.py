@@ -13,12 +13,12 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Mean, Setting, Summed, SumServer
+from fedveil.methods.base import Mean, Release, Scheduled, Setting, Summed, SumServer
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
-from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
-from fedveil.release.plan import Plan, Policy
+from fedveil.release.plan import Plan
 from fedveil.training.local import State
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class DPALDP(TwoVariants):
     def check_published(self, s: Setting) -> None:
         self.stds(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The noise of each round."""
         if self.variant == "proven":
             return self._schedule(s)

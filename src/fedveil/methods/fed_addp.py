@@ -15,13 +15,23 @@ from pydantic import Field
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Mean, Setting, Summed, SumServer, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.methods.base import (
+    Fixed,
+    Mean,
+    Release,
+    Setting,
+    Summed,
+    SumServer,
+    Unproven,
+    gaussian_plan,
+    gaussian_releases,
+    sum_noise,
+    what_is_not_zero,
+)
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
-from fedveil.methods.sparse import NonZero
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
-from fedveil.release.plan import Fixed, Policy
 from fedveil.training.local import Client, Local, Remembering, State
 
 if TYPE_CHECKING:
@@ -64,10 +74,10 @@ class FedADDP(TwoVariants):
             raise ConfigError("the published variant of fed-addp needs either privacy.epsilon or method.sigma, and nothing else")
         sigma_0(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clip and noise in units of the range. Published: the upload leaves as training made it."""
         if self.variant == "published":
-            return NonZero(("weights", "gradients"), self.unproven)
+            return Unproven(("weights", "gradients"), self.unproven, what_is_not_zero)
         return Fixed(gaussian_plan(s, self.clip))
 
     def client(self, s: Setting) -> Client:

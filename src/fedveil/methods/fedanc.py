@@ -12,13 +12,11 @@ from typing import ClassVar
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import CoverageMean, Setting, reads_public_split, sum_noise
+from fedveil.methods.base import CoverageMean, Release, Setting, Unproven, reads_public_split, sum_noise, what_is_not_zero
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
 from fedveil.methods.lstm_controller import BETA
-from fedveil.methods.sparse import NonZero
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
-from fedveil.release.plan import Policy
 from fedveil.training.local import Client, Plain
 
 
@@ -43,9 +41,9 @@ class FedANC(FedANCOptions):
             )
         self._target(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
-        return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), self.unproven)
+        return Budgeted(self) if self.variant == "proven" else Unproven(("gradients", "losses"), self.unproven, what_is_not_zero)
 
     def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise on part of each gradient."""

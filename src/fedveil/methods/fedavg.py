@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.declared_cost import check_weights
-from fedveil.release.plan import Fixed, Plan, Policy
+from fedveil.release.plan import Plan
 from fedveil.training.local import Client, Plain, Proximal
 
 
@@ -39,7 +39,7 @@ class FedAvg(MethodConfig):
             )
         return s
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Everything leaves as it is, or after DP-SGD."""
         return Fixed(gaussian_plan(s, 1.0) if s.example_clip is not None else Plan())
 

@@ -11,14 +11,21 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import CoverageMean, Setting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import (
+    CoverageMean,
+    Release,
+    Setting,
+    Unproven,
+    calibrated,
+    gaussian_releases,
+    sum_noise,
+    what_is_not_zero,
+)
 from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
-from fedveil.methods.sparse import NonZero
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.release.plan import Policy
 from fedveil.training.local import Client
 
 _REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (FedGLP-ADP, Algorithm 1)"
@@ -43,11 +50,11 @@ class FedGLPADP(FedGLPOptions):
         sigma(self, s)
         return s
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clip weights from released norms. Published: the upload leaves as training made it."""
         if self.variant == "published":
-            return NonZero(("layer norms of earlier rounds",), _REASON)
-        return ClipWeights(self, s, personal_share(self, s))
+            return Unproven(("layer norms of earlier rounds",), _REASON, what_is_not_zero)
+        return ClipWeights(self, personal_share(self, s))
 
     def client(self, s: Setting) -> Client:
         """Two losses on disjoint coordinates; published: clip, noise and masks as well."""
@@ -60,7 +67,7 @@ class FedGLPADP(FedGLPOptions):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+        return gaussian_releases(s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """User level, for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""

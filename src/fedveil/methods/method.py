@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from fedveil.accounting.types import Claim, Event, View
-from fedveil.methods.parts import SumServer, UploadServer
+from fedveil.methods.parts import Fixed, Release, SumServer, UploadServer
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Policy
 from fedveil.training.local import Client
 
 Variant = Literal["published", "proven"]
@@ -18,7 +17,7 @@ Weighting = Literal["uniform", "examples"]
 
 
 class Method(Protocol):
-    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `policy`."""
+    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `release`."""
 
     @property
     def name(self) -> str:
@@ -29,10 +28,6 @@ class Method(Protocol):
         """Named vectors that leave beside the update: shape by name, `()` for one number."""
         ...
 
-    def participation(self, s: Setting) -> Participation | None:
-        """Who may take part how often, where the noise depends on it; the sampler enforces it."""
-        ...
-
     def client_epsilons(self, s: Setting) -> Sequence[float]:
         """The cap of each client, from client 0 on, the largest of them `privacy.epsilon` (server view); empty: all alike."""
         ...
@@ -41,8 +36,8 @@ class Method(Protocol):
         """The setting with its noise multiplier known (see `calibrated`)."""
         ...
 
-    def policy(self, s: Setting) -> Policy:
-        """The policy that plans each release."""
+    def release(self, s: Setting) -> Release:
+        """The part that plans each release."""
         ...
 
     def client(self, s: Setting) -> Client:
@@ -73,6 +68,12 @@ class Method(Protocol):
 def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
     """The shape of each extra of a release: those of the method, and the counts of an evaluation."""
     return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
+
+
+def participation_of(method: Method, s: Setting) -> Participation | None:
+    """Who may take part how often, where the noise of the run depends on it; the sampler enforces it."""
+    release = method.release(s)
+    return release.always.mechanism.participation if isinstance(release, Fixed) else None
 
 
 def is_own(method: Method) -> bool:

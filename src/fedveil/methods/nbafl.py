@@ -16,11 +16,11 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Mean, Setting, Summed, SumServer, gaussian_plan
+from fedveil.methods.base import Fixed, Mean, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import Fixed, Plan, Policy
+from fedveil.release.plan import Plan
 from fedveil.training.local import Client, Local, Plain, Proximal, State
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class NbAFL(TwoVariants):
             )
         self.noise_std(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The same clip and noise in every round."""
         if self.variant == "proven":
             return Fixed(gaussian_plan(s, self.clip))

@@ -1,18 +1,109 @@
-"""The parts of a method. What may be proven of a run follows from the types of its parts, which see what their types allow."""
+"""The parts of a method. What may be proven of a run follows from the types of its parts, which see what their types allow.
+
+A release plans what leaves: a `Schedule` from the round alone, a `Policy` from what was released, an `Unproven` one from the
+private update. A client trains (`fedveil.training.local`). A server makes the step of the global model.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Upload
+from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import State
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# --- releases ------------------------------------------------------------------------------------------------------------
+
+
+class Schedule(ABC):
+    """Plans that follow from the round alone, and so are those of all clients of one noise.
+
+    All of them are made and hashed before the first round, and the plan of a round is held against its hash. Only so may a sum
+    be credited with the noise of all its uploads.
+    """
+
+    @abstractmethod
+    def plan(self, s: Setting, t: int) -> Plan:
+        """Return the plan of round t; where clients have caps of their own, `s` has the noise of one cap."""
+
+
+@dataclass(frozen=True)
+class Fixed(Schedule):
+    """The same plan in every round."""
+
+    always: Plan
+
+    def plan(self, s: Setting, t: int) -> Plan:
+        return self.always
+
+
+@dataclass(frozen=True)
+class Scheduled(Schedule):
+    """A list of plans, one for each round."""
+
+    plans: tuple[Plan, ...]
+
+    def plan(self, s: Setting, t: int) -> Plan:
+        return self.plans[t]
+
+
+class Policy(ABC):
+    """Plans that follow what was released: functions of explicit state, which is plain and checkpoints.
+
+    In the server view each client has a state of its own, in the others there is one for all. All that a policy is given has left
+    already or is public, so it cannot read private data. One with an attribute `public_steps` asks the server to train on the
+    public split before each round (`Released.public_update`).
+    """
+
+    def start(self, s: Setting) -> State:
+        """Return the state before the first release."""
+        return {}
+
+    @abstractmethod
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        """Return the plan of the coming release: a pure function, so that any worker comes to the same one."""
+
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
+        """Return the state after a release."""
+        return state
+
+    def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
+        """Return the server's state after all uploads of a round, which later plans find in `seen.server` (server view)."""
+        return state
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """Plans that are made from the private update, as published methods make them; nothing is proven of such a run.
+
+    Args:
+        reads: names of the private quantities that decide, for the ledger. reason: why nothing can be proven.
+        make: from the setting, what was released and the private update [d] to the plan.
+    """
+
+    reads: tuple[str, ...]
+    reason: str
+    make: Callable[[Setting, Released, Tensor], Plan]
+
+
+Release = Schedule | Policy | Unproven
+
+
+def as_trained(s: Setting, seen: Released, update: Tensor) -> Plan:
+    """Everything leaves as training made it."""
+    return Plan()
+
+
+def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
+    """What training left at zero is not sent."""
+    return Plan(support=update != 0)
+
 
 # --- servers -------------------------------------------------------------------------------------------------------------
 

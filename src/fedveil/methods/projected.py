@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, View
 from fedveil.methods.method import Method, weighting_of
-from fedveil.methods.parts import Summed, SumServer
+from fedveil.methods.parts import Schedule, Summed, SumServer
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.convergent_claim import lipschitz, shift
-from fedveil.release.plan import Plan, Released, Upload
+from fedveil.release.plan import Plan
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.local import LocalSpec, Plain, Proximal, State
 from fedveil.training.optimizer import OptimizerSpec
@@ -33,7 +33,7 @@ _FLOATS = 2.0**-20
 
 @final
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Schedule):
     """The plans of the convergent f-DP analysis: clip C_t known in advance, constant noise std on each upload.
 
     Args:
@@ -43,17 +43,10 @@ class Trajectory:
 
     bounds: NDArray[np.float64]
     noise_std: float
-    common: ClassVar[bool] = True
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        bound = float(self.bounds[min(released.round, len(self.bounds) - 1)])
+    def plan(self, s: Setting, t: int) -> Plan:
+        bound = float(self.bounds[min(t, len(self.bounds) - 1)])
         return Plan(clip=bound, noise_std=self.noise_std, place="upload")
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
 
 
 @final
@@ -121,7 +114,7 @@ def last_model_mu(method: Method, s: Setting) -> float | None:
     to the server have none: their uploads are averaged in float32 one by one, whose error has no bound. The bound says nothing
     about an average of several models.
     """
-    server, steps = method.server(s), method.policy(s)
+    server, steps = method.server(s), method.release(s)
     if not isinstance(server, Projected) or not isinstance(steps, Trajectory) or s.scope.view is View.SERVER or s.z == 0:
         return None
     alone = not method.extras(s) and weighting_of(method) == "uniform" and s.server == OptimizerSpec(lr=1.0)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from fedveil.accounting.types import Event, Gaussian, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.parts import SumServer
+from fedveil.methods.planner import is_common
 from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu, promises
-from fedveil.release.plan import Plan, Raw, is_common
+from fedveil.release.plan import Plan, Raw
 
 
 def sum_noise(s: Setting) -> bool:
@@ -64,7 +65,7 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
         return method.releases(s, view)
     if own is View.SERVER:
         return method.releases(s, view if adds_up(method, s) else own)
-    if is_common(method.policy(s)):
+    if is_common(method, s):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
@@ -87,7 +88,7 @@ def adds_up(method: Method, s: Setting) -> bool:
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
-    return isinstance(method.server(s), SumServer) and weighting_of(method) == "uniform" and is_common(method.policy(s))
+    return isinstance(method.server(s), SumServer) and weighting_of(method) == "uniform" and is_common(method, s)
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:

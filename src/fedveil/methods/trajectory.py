@@ -90,7 +90,7 @@ class AlongTrajectory(MethodConfig):
         unit = upload_std(replace(s, noise_multiplier=1.0), trajectory(s, self.pull))
         return replace(s, noise_multiplier=self.sigma / unit)
 
-    def policy(self, s: Setting) -> Trajectory:
+    def release(self, s: Setting) -> Trajectory:
         """Each round's clip is the longest way that K clipped steps can go."""
         bounds = trajectory(s, self.pull)
         return Trajectory(bounds, upload_std(s, bounds))

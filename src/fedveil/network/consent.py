@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.accounting.formatting import at_most
@@ -24,9 +23,10 @@ from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, explain
 from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.parts import Schedule
 from fedveil.methods.run_cost import noise_of
 from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Raw, Released, is_common
+from fedveil.release.plan import Plan, Raw
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.statement.certify import certify_config
@@ -215,11 +215,10 @@ def judged(consent: Consent, config: Config) -> Judged:
         )
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
-    policy = method.policy(setting)
-    if consent.least_noise and is_common(policy):
-        nowhere = torch.zeros(1).expand(setting.layout.dimension)
+    release = method.release(setting)
+    if consent.least_noise and isinstance(release, Schedule) and not setting.groups:
         for t in range(setting.rounds):
-            require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
+            require_noise(consent, setting, release.plan(setting, t))
     return Judged(config, method, setting, statement)
 
 

@@ -51,6 +51,11 @@ class NoiseMechanism(Protocol):
         """Whether it has a secret state, so that a round which is done again must hand over the same bits."""
         ...
 
+    @property
+    def participation(self) -> Participation | None:
+        """Who may take part how often, where the price rests on it; the sampler enforces it."""
+        ...
+
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """What the release of that round costs.
 
@@ -84,6 +89,7 @@ class Independent:
     bits: int = 24
     shift: ClassVar[int] = 0
     stateful: ClassVar[bool] = False
+    participation: ClassVar[None] = None
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """Gaussian, amplified where Poisson sampling is secret."""

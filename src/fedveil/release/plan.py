@@ -1,22 +1,20 @@
-"""Plans, and the policies that make them.
+"""Plans: the clip, the noise and the coordinates of one release, and what they may be made of.
 
-A policy chooses, for the coming round, the clip, the noise and the coordinates to send. In a proven variant it does so before
-the data are touched, and all it is ever given is a `Released` view: what has already left, and public configuration. It cannot
-read private data because it never gets any. A published variant may answer with `Raw`, which asks for the private update; the
-door then marks the release, and nothing can be proven from it.
+A plan is made before the data are touched, of a `Released` view: what has already left, and public configuration. A published
+method may have a `Raw` one, which asks for the private update; the door then marks the release, and nothing is proven of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
 from fedveil.release.banded import Banded
-from fedveil.release.flags import speaks_for
 from fedveil.release.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
@@ -246,42 +244,6 @@ class Released:
     public_update: Tensor | None = None
 
 
-class Policy(Protocol):
-    """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints.
-
-    One whose class says a true `common` of the `plan` that it has plans by the round alone (`is_common`).
-    """
-
-    def start(self) -> State:
-        """The state before the first release."""
-        ...
-
-    def plan(self, released: Released, state: State) -> Plan | Raw:
-        """The plan of the coming release: a pure function, so that any worker comes to the same one."""
-        ...
-
-    def observe(self, state: State, upload: Upload) -> State:
-        """The state after `upload` has left."""
-        ...
-
-
-def is_common(policy: Policy) -> bool:
-    """Whether its plans depend on the round alone, so that all clients' plans of a round are the same and known beforehand.
-
-    A class that replaces anything by which its base plans says `common` again, if it is so.
-    """
-    return speaks_for(policy, "common", "start", "plan", "observe", "observe_all")
-
-
-@runtime_checkable
-class ServerPolicy(Protocol):
-    """A policy with a state of the server, made of all uploads, which every later plan may see (`Released.server`)."""
-
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
-        """The server's state after all uploads of a round have left; it begins empty."""
-        ...
-
-
 @runtime_checkable
 class HasPublicSteps(Protocol):
     """A policy that asks the server to train on the public split before each round (`Released.public_update`)."""
@@ -292,21 +254,15 @@ class HasPublicSteps(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """The policy that always makes the same plan."""
+def digest(plan: Plan) -> bytes:
+    """The SHA-256 of all that a plan says."""
+    return hashlib.sha256(repr([(f.name, _plain(getattr(plan, f.name))) for f in fields(Plan)]).encode()).digest()
 
-    always: Plan
-    common: ClassVar[bool] = True
 
-    def start(self) -> State:
-        """No state."""
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        """The same plan."""
-        return self.always
-
-    def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
-        return state
+def _plain(value: Any) -> Any:
+    """Values that have the same representation only where they are equal."""
+    if isinstance(value, Mapping):
+        return sorted((str(name), _plain(part)) for name, part in value.items())
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return (str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).digest()) if hasattr(value, "tobytes") else value

@@ -42,7 +42,7 @@ from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilt
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
-from fedveil.methods.method import Method, extras_of, is_own
+from fedveil.methods.method import Method, extras_of, is_own, participation_of
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import fill_caches, needs_pairs
@@ -216,7 +216,7 @@ def federation(
     x, y = (part.to(model.vector.device) for part in shown(prepared))
     fill_caches(model, x)
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
-    check_declared(method, setting, model.vector.to("cpu"))
+    planner = check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -237,7 +237,7 @@ def federation(
         prepared.clients,
         replace(setting.local, pairs=pairs),
         local_training,
-        method.policy(setting),
+        planner,
         door,
         randomness,
         setting.scope.view is not View.SERVER,
@@ -258,7 +258,7 @@ def federation(
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,
         prepared.public,
-        method.participation(setting),
+        participation_of(method, setting),
     )
 
 

@@ -18,7 +18,7 @@ from fedveil.methods.fedanc import FedANC
 from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Upload
+from fedveil.release.plan import LocalDpSgd, Plan, Upload, step_of
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -36,7 +36,7 @@ def sent(policy: Following, vector: list[float], loss: float | None = None) -> U
 def step(policy: Following, state: dict[str, Any], server: dict[str, Any] | None = None) -> Any:
     plan = policy.plan(replace(h.released([0.0] * 7, round=1), server=server or {}), state)
     assert isinstance(plan, Plan)
-    return plan.dp_sgd
+    return step_of(plan)
 
 
 def test_the_clip_by_hand() -> None:
@@ -74,9 +74,8 @@ def test_noise_alone_makes_the_published_clip_grow_and_the_proven_one_does_not()
         state = policy.start()
         for _ in range(6):
             plan = policy.plan(h.released([0.0] * 7), state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
-            std = plan.dp_sgd.noise_multiplier * plan.dp_sgd.clip / 25 * 0.1 * 2  # of an update of four steps at rate 0.1
+            assert isinstance(plan, LocalDpSgd)
+            std = step_of(plan).noise_multiplier * step_of(plan).clip / 25 * 0.1 * 2  # of an update of four steps at rate 0.1
             vector = (torch.randn(7, generator=generator) * std).tolist()
             state = policy.observe(state, replace(h.upload(vector, [0.0] * 7), plan=plan))
         found[variant] = step(policy, state).clip

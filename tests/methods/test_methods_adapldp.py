@@ -22,7 +22,7 @@ from fedveil.methods.adapldp import AdapLDP, ReleasedScaler
 from fedveil.methods.adapldp_parts import Scalers, Scaling, laplace, turned
 from fedveil.methods.planner import Planner
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
-from fedveil.release.plan import Plan
+from fedveil.release.plan import Plan, reason_of
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
@@ -66,7 +66,7 @@ def test_the_server_standardises_all_scalers() -> None:
     assert plan.broadcast["scaler"] == pytest.approx(math.sqrt(2), rel=1e-4)
     assert plan.broadcast["mean"] == pytest.approx(0, abs=1e-9)
     assert plan.broadcast["step"].tolist() == [0.5] * 7
-    assert plan.unproven == "why"
+    assert reason_of(plan) == "why"
 
 
 # --- training, against plain numpy ---

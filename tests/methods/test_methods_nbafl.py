@@ -18,7 +18,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.nbafl import NbAFL
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import Plan
+from fedveil.release.plan import Plan, reason_of
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import (
     charged_mu,
@@ -120,7 +120,7 @@ def test_published_plans_promise_nothing_and_say_why() -> None:
         plan = planner(method, s).plan(released([0.0] * 7), {})
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std) == (clip, method.noise_std(s))
-        assert plan.unproven
+        assert reason_of(plan)
         assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
 
 

@@ -22,7 +22,7 @@ from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.methods.defence import Defence
 from fedveil.methods.run_cost import releases_to
-from fedveil.release.plan import Plan
+from fedveil.release.plan import LocalDpSgd, Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 from fedveil.training.cores import process_state
 
@@ -91,7 +91,7 @@ def audit_setting(
     plan = first_plan(case)
     if not isinstance(plan, Plan):
         return _in_training(case, rng, n, alpha, on_step)
-    if plan.dp_sgd is not None:
+    if isinstance(plan, LocalDpSgd):
         return _dp_sgd(method, setting, rng, n, alpha, on_step)
     if setting.scope.view is View.FINAL:
         on_step(f"the last model of {setting.rounds} rounds")

@@ -27,7 +27,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan, Released
+from fedveil.release.plan import LocalDpSgd, Plan, Released
 from fedveil.training.local import Client, HasMetrics, HasPersonalModel, Local, Remembering, State
 
 UNSEEN = 1000
@@ -152,7 +152,11 @@ def check(federation: Federation, k: int) -> None:
     if s.scope.unit is not Unit.CLIENT:
         raise ConfigError("client canaries estimate what protects clients: set privacy.unit = 'client', or leave --canaries out")
     plan = context.plan(Released(0, context.model.vector.cpu(), None, 0.5), context.policy.start())
-    if not isinstance(plan, Plan) or plan.dp_sgd is not None or not (math.isfinite(plan.clip) or plan.layer_clip is not None):
+    if (
+        not isinstance(plan, Plan)
+        or isinstance(plan, LocalDpSgd)
+        or not (math.isfinite(plan.clip) or plan.layer_clip is not None)
+    ):
         raise ConfigError(
             f"client canaries upload at the clip; {federation.method.name} fixes no clip before it sees the update: "
             "leave --canaries out, or audit a variant that is proven"

@@ -40,7 +40,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import DpSgd, Plan
+from fedveil.release.plan import DpSgd, LocalDpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
 
@@ -60,9 +60,9 @@ class DpSgdClient:
     def step(self) -> DpSgd:
         """What each step does."""
         plan = first_plan(self.case)
-        if not isinstance(plan, Plan) or plan.dp_sgd is None:
+        if not isinstance(plan, LocalDpSgd):
             raise ConfigError(f"{self.case.method.name} does not train with DP-SGD here: set training.local = 'dp-sgd'")
-        return plan.dp_sgd
+        return plan.step
 
     @property
     def offset(self) -> float:
@@ -87,9 +87,8 @@ class DpSgdClient:
         for t in range(self.rounds):
             released = case.released(t)
             plan = case.policy.plan(released, state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
-            one = plan.dp_sgd
+            assert isinstance(plan, LocalDpSgd)
+            one = plan.step
             if one.rate != first.rate or not math.isclose(one.noise_multiplier, first.noise_multiplier, rel_tol=1e-3):
                 return False
             state = case.policy.observe(state, observed(case.release(torch.zeros_like(case.model), plan, t, rng), released))
@@ -104,10 +103,9 @@ class DpSgdClient:
         for t in range(self.rounds):
             released = case.released(t)
             plan = case.policy.plan(released, state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
+            assert isinstance(plan, LocalDpSgd)
             noise = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-            step = replace(plan.dp_sgd, cap=max(plan.dp_sgd.cap, len(examples)))  # all canaries may join
+            step = replace(plan.step, cap=max(plan.step.cap, len(examples)))  # all canaries may join
             source = PerExampleGradient(step, noise, (t, 0), gradients)
             batches = torch.Generator().manual_seed(t)
             local = Local(model, released.model, s.local, source, batches, round=t, support=plan.support, state=private)

@@ -23,7 +23,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.federation.server_step import server_step
 from fedveil.methods.parts import Mean
-from fedveil.release.plan import Plan, Released
+from fedveil.release.plan import LocalDpSgd, Plan, Released
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Runs:
     def of(cls, case: Case) -> Runs:
         """The runs of the pair that is worst for the first round's plan."""
         plan = first_plan(case)
-        if not isinstance(plan, Plan) or plan.dp_sgd is not None or not case.summed:
+        if not isinstance(plan, Plan) or isinstance(plan, LocalDpSgd) or not case.summed:
             raise ConfigError(
                 "whole runs are audited where plans do not read the data, noise is at the door and updates are summed"
             )

@@ -16,6 +16,7 @@ from fedveil.methods.method import weighting_of
 from fedveil.methods.parts import CoverageMean
 from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
+from fedveil.release.plan import LocalDpSgd
 from fedveil.training.local import HasMetrics
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def release_measures(federation: Federation, uploads: list[Upload], outcomes: li
 
 def _clips(uploads: Sequence[Upload], layout: Layout) -> Record:
     """The clip of the updates; under DP-SGD, where each example's gradient is clipped instead, that and the batch."""
-    steps = [u.plan.dp_sgd for u in uploads if u.plan.dp_sgd is not None]
+    steps = [u.plan.step for u in uploads if isinstance(u.plan, LocalDpSgd)]
     if len(steps) == len(uploads):
         return {
             "example_clip": sum(step.clip for step in steps) / len(steps),

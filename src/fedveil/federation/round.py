@@ -23,7 +23,7 @@ from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import Plan, Raw, Released, Upload, copied
+from fedveil.release.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
@@ -235,7 +235,7 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
     try:
-        model = context.model.alone(compared=isinstance(plan, Plan) and plan.dp_sgd is not None)
+        model = context.model.alone(compared=isinstance(plan, LocalDpSgd))
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
@@ -252,7 +252,7 @@ def _seed_generators(context: Context, task: ClientTask) -> None:
 
 def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -> Failure:
     """Training that gave nothing; under DP-SGD, whose noise is part of training, with the noise of all its steps."""
-    if not isinstance(plan, Plan) or plan.dp_sgd is None:
+    if not isinstance(plan, LocalDpSgd):
         return Failure(plan, reason)
     return Failure(plan, reason, trained(replace(context, objective=Plain()), task, plan, on_nothing=True))
 
@@ -307,7 +307,7 @@ def observed(upload: Upload, released: Released) -> Upload:
 
 def promising(plan: Plan | Raw, door: Door) -> bool:
     """Whether anything is promised of what leaves under this plan, at the door or in training."""
-    return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
+    return isinstance(plan, Plan) and (isinstance(plan, LocalDpSgd) or promises(plan, door.layout))
 
 
 def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing: bool = False) -> Work:
@@ -323,7 +323,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
-    dp_sgd = None if executed is None else executed.dp_sgd
+    dp_sgd = None if executed is None else step_of(executed)
     if dp_sgd is not None:
         gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full)
         key, rehearsal = (t, task.client), context.rehearsal

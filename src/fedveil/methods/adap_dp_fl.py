@@ -28,7 +28,7 @@ from fedveil.methods.base import (
     sum_noise,
 )
 from fedveil.release.cost import step_sensitivity
-from fedveil.release.plan import DpSgd, Plan, Released, Upload
+from fedveil.release.plan import DpSgd, LocalDpSgd, Plan, Released, Upload, step_of
 from fedveil.training.local import State
 
 FALLS = 3
@@ -105,7 +105,7 @@ class Following(Policy):
         server = state if sum_noise(s) else seen.server
         left = _most(s) - int(server.get("lowered", 0))
         step = replace(first, clip=state.get("clip", first.clip), noise_multiplier=s.z * self.method.decay**-left)
-        return Plan(dp_sgd=no_cheaper(step, first, s))
+        return LocalDpSgd(step=no_cheaper(step, first, s))
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
         """The next clip; in the aggregate view the public loss as well."""
@@ -122,7 +122,7 @@ class Following(Policy):
         ||u / (eta K)||^2 is on average ||g||^2 + P / (K n), where P is the power of the noise in a step and n the clients in the
         mean; the norm of a noised gradient is sqrt(||g||^2 + P) (published).
         """
-        m, step = self.method, left.plan.dp_sgd
+        m, step = self.method, step_of(left.plan)
         assert step is not None
         first = _first(s).clip
         noise = s.layout.dimension * (step.noise_multiplier * step.clip / step.expected) ** 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedveil.methods.base import Policy
 from fedveil.methods.setting import Setting
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
-from fedveil.release.plan import Extra, Plan, Released, Upload
+from fedveil.release.plan import Extra, Plan, Released, UnprovenPlan, Upload
 from fedveil.training.local import Local, Remembering, State
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Scalers(Policy):
         center = sum(values) / len(values)
         last = seen.model if seen.previous is None else seen.previous
         public = {"scaler": values[seen.client], "mean": center, "step": seen.model - last}
-        return Plan(unproven=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
+        return UnprovenPlan(reason=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """(c - mean) / (std + 1e-5) over all clients, those of this round with their new values."""

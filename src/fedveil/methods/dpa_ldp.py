@@ -18,7 +18,7 @@ from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequen
 from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
-from fedveil.release.plan import Plan
+from fedveil.release.plan import UnprovenPlan
 from fedveil.training.local import State
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class DPALDP(TwoVariants):
         """The noise of each round."""
         if self.variant == "proven":
             return self._schedule(s)
-        return Scheduled(tuple(Plan(noise_std=std, unproven=self.unproven) for std in self.stds(s)))
+        return Scheduled(tuple(UnprovenPlan(noise_std=std, reason=self.unproven) for std in self.stds(s)))
 
     def _schedule(self, s: Setting) -> Scheduled:
         return scheduled(s, self.clip, [self.contraction ** (t / 4) for t in range(s.rounds)])

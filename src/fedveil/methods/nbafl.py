@@ -20,7 +20,7 @@ from fedveil.methods.base import Fixed, Mean, Release, Setting, Summed, SumServe
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import Plan
+from fedveil.release.plan import UnprovenPlan
 from fedveil.training.local import Client, Local, Plain, Proximal, State
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class NbAFL(TwoVariants):
         if self.variant == "proven":
             return Fixed(gaussian_plan(s, self.clip))
         clip = self.clip if self.source == "paper" else math.inf
-        return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=self.unproven))
+        return Fixed(UnprovenPlan(clip=clip, noise_std=self.noise_std(s), reason=self.unproven))
 
     def client(self, s: Setting) -> Client:
         """Local training, with the proximal term; what leaves are weights."""

@@ -12,7 +12,7 @@ from fedveil.methods.planner import is_common
 from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu, promises
-from fedveil.release.plan import Plan, Raw
+from fedveil.release.plan import LocalDpSgd, Plan, Raw, reason_of
 
 
 def sum_noise(s: Setting) -> bool:
@@ -22,8 +22,8 @@ def sum_noise(s: Setting) -> bool:
 
 def gaussian_plan(s: Setting, clip: float) -> Plan:
     """Clip to C, noise z C: on each upload in the server view, else once on the sum; or DP-SGD inside the client."""
-    if s.example_clip is not None:
-        return Plan(dp_sgd=s.dp_sgd())
+    if (step := s.dp_sgd()) is not None:
+        return LocalDpSgd(step=step)
     return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")
 
 
@@ -99,10 +99,10 @@ def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
 
 def noise_of(plan: Plan | Raw, s: Setting) -> float:
     """The noise multiplier of what the run's view sees of a release under this plan; 0 where nothing is proven of it."""
-    if isinstance(plan, Raw) or plan.unproven:
+    if isinstance(plan, Raw) or reason_of(plan):
         return 0.0
-    if plan.dp_sgd is not None:
-        return plan.dp_sgd.noise_multiplier
+    if isinstance(plan, LocalDpSgd):
+        return plan.step.noise_multiplier
     mu = plan_mu(plan, s.layout, 1, s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
     return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 

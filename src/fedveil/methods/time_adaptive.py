@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Event, View
 from fedveil.methods.base import MethodConfig, Release, Schedule, Scheduled, Setting, gaussian_plan, planned_releases
-from fedveil.release.plan import Plan
+from fedveil.release.plan import LocalDpSgd, Plan
 
 
 class TimeAdaptive(MethodConfig):
@@ -93,7 +93,7 @@ class TimeAdaptive(MethodConfig):
         if step is None:
             return gaussian_plan(replace(s, noise_multiplier=self.multiplier(s, saves=saves)), self.clip)
         part = self.saving if saves else 1.0
-        return Plan(dp_sgd=replace(step, rate=part * step.rate, expected=part * step.expected))
+        return LocalDpSgd(step=replace(step, rate=part * step.rate, expected=part * step.expected))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class SavedAndSpent(Schedule):
     def plan(self, s: Setting, t: int) -> Plan:
         """c_n = C h / z_n with noise C h, h the harmonic mean of all clients' z_n: all uploads carry the same noise."""
         plan = self.method.plan(s, saves=self._saves(s, t))
-        if plan.dp_sgd is not None:
+        if isinstance(plan, LocalDpSgd):
             return plan
         shrunk = self._harmonic(t) / self._multiplier(s, t)
         return replace(plan, clip=plan.clip * shrunk, noise_std=plan.noise_std * shrunk)

@@ -28,7 +28,7 @@ from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequen
 from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import falling_first_std, geometric_sum
-from fedveil.release.plan import Plan, Released, Upload
+from fedveil.release.plan import Plan, Released, UnprovenPlan, Upload
 from fedveil.training.local import State
 
 _NO_PUBLIC_LOSS = "method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0"
@@ -90,7 +90,7 @@ class TimeVaryingDP(TwoVariants):
         """The noise of each round."""
         if self.variant == "published":
             first = self.first_std(s)
-            return Scheduled(tuple(Plan(noise_std=first * self.decay**t, unproven=self.unproven) for t in range(s.rounds)))
+            return Scheduled(tuple(UnprovenPlan(noise_std=first * self.decay**t, reason=self.unproven) for t in range(s.rounds)))
         return Refined(self) if self.refine_every else self._schedule(s)
 
     def _schedule(self, s: Setting) -> Scheduled:

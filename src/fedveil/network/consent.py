@@ -26,7 +26,7 @@ from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.parts import Schedule
 from fedveil.methods.run_cost import noise_of
 from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Raw
+from fedveil.release.plan import LocalDpSgd, Plan, Raw
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.statement.certify import certify_config
@@ -244,7 +244,7 @@ def require_price(accepted: Judged, plan: Plan | Raw) -> None:
         ConsentRefused: it does.
     """
     s = accepted.setting
-    if s.scope.view is View.SERVER or not isinstance(plan, Plan) or plan.dp_sgd is None:
+    if s.scope.view is View.SERVER or not isinstance(plan, LocalDpSgd):
         return
     event = event_of(plan, s.layout, s.scope, rate=None)
     if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):

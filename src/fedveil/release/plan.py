@@ -46,7 +46,7 @@ class DpSgd:
     cap: int
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_multiplier", "rate", "expected")
+        _as_floats(self, "clip", "noise_multiplier", "rate", "expected")
         if not self.clip >= 1e-10:
             raise ConfigError(f"the clip of each example's gradient must be at least 1e-10, got {self.clip}")
 
@@ -68,7 +68,7 @@ class Extra:
     noise_std: float
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_std")
+        _as_floats(self, "clip", "noise_std")
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ConfigError(f"the clip of an extra must be finite and > 0, got {self.clip}")
         if not (self.noise_std >= 0 and math.isfinite(self.noise_std)):
@@ -77,7 +77,10 @@ class Extra:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one release will be. The same object is executed by the door and charged to the ledger.
+    """What one release will be: clipped and noised at the door, which executes what the ledger is charged for.
+
+    A release with DP-SGD inside training is a `LocalDpSgd`, one of which nothing is proven an `UnprovenPlan`, or a `Raw` one
+    where it is made from the private update.
 
     Args:
         clip: C, L2 bound on the whole vector after restriction; inf for none.
@@ -87,8 +90,6 @@ class Plan:
         support: coordinates that leave, bool [d]; None sends all.
         clamp: bound on the absolute value of each noisy coordinate, or None; post-processing of what it is applied to, so it is
             refused for noise in shares, where the server sees only the sum.
-        dp_sgd: record-level privacy inside training; the door then adds no noise of its own.
-        unproven: why nothing can be proven from this release although it is clipped and noised; empty otherwise.
         extras: clip and noise of each extra of the release layout. mechanism: how the noise comes about, and what it costs.
         broadcast: public values that every client gets with the plan (`Local.plan.broadcast`).
     """
@@ -99,14 +100,12 @@ class Plan:
     layer_clip: Tensor | None = None
     support: Tensor | None = None
     clamp: float | None = None
-    dp_sgd: DpSgd | None = None
-    unproven: str = ""
     extras: Mapping[str, Extra] = field(default_factory=dict)
     mechanism: NoiseMechanism = field(default_factory=Independent)
     broadcast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_std", "clamp")
+        _as_floats(self, "clip", "noise_std", "clamp")
         _check_kinds(self)
         if not self.clip > 0:
             raise ConfigError(f"clip must be > 0, got {self.clip}")
@@ -121,13 +120,34 @@ class Plan:
             raise ConfigError(f"clamp must be > 0, got {self.clamp}")
 
 
+@dataclass(frozen=True)
+class LocalDpSgd(Plan):
+    """A release with record-level privacy inside training, to which the door adds no noise of its own."""
+
+    step: DpSgd = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer_clip is not None or not math.isinf(self.clip) or self.noise_std != 0.0:
+            raise ConfigError(
+                "under DP-SGD each example's gradient is clipped and each step noised: leave clip and noise_std out"
+            )
+
+
+@dataclass(frozen=True)
+class UnprovenPlan(Plan):
+    """A release of which nothing can be proven although it may be clipped and noised; `reason` says why."""
+
+    reason: str = field(kw_only=True)
+
+
 def lets_statistics_out(plan: Plan, reason: str) -> bool:
     """Whether this release promises nothing, so that batch statistics may travel with it."""
-    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and plan.dp_sgd is None)
+    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and not isinstance(plan, LocalDpSgd))
 
 
-def _own_numbers(plan: object, *names: str) -> None:
-    """Make plain floats of numbers: one of a class of its own could tell the price something else than the door."""
+def _as_floats(plan: object, *names: str) -> None:
+    """Make floats of whole numbers, so that equal plans have one representation."""
     for name in names:
         value = getattr(plan, name)
         if isinstance(value, float | int):
@@ -143,8 +163,6 @@ def _check_kinds(plan: Plan) -> None:
             f"the door knows no mechanism {type(plan.mechanism).__name__}, so what it says of its price proves nothing: "
             f"use Independent or Banded"
         )
-    if not (plan.dp_sgd is None or type(plan.dp_sgd) is DpSgd) or {type(extra) for extra in plan.extras.values()} - {Extra}:
-        raise ConfigError("dp_sgd must be a DpSgd, and each extra an Extra, not a class derived from them")
     for name in ("noise_std", "layer_clip", "support"):
         value = getattr(plan, name)
         if value is not None and type(value) is not float:
@@ -155,16 +173,16 @@ def _check_tensor(name: str, value: object) -> None:
     import torch
 
     kind = "bool" if name == "support" else "floating-point"
-    right = type(value) is torch.Tensor and (value.dtype == torch.bool if name == "support" else value.is_floating_point())
+    right = isinstance(value, torch.Tensor) and (value.dtype == torch.bool if name == "support" else value.is_floating_point())
     if not right:
         found = getattr(value, "dtype", type(value).__name__)
-        raise ConfigError(f"{name} must be a plain {kind} tensor, got {found} ({type(value).__name__})")
+        raise ConfigError(f"{name} must be a {kind} tensor, got {found}")
 
 
 def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:
     """The same plan with values of its own, tensors on `device`, so that whoever gets it cannot change it for others."""
-    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(Plan) if f.name != "mechanism"}
-    return Plan(mechanism=copy(plan.mechanism), **own)
+    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(plan) if f.name != "mechanism"}
+    return type(plan)(mechanism=copy(plan.mechanism), **own)
 
 
 def _own(value: Any, device: torch.device | str) -> Any:
@@ -195,6 +213,16 @@ class Raw:
                 "a plan that is made from the private update must name what it reads and say why nothing can be proven from it: "
                 f"got reads = {self.reads!r}, reason = {self.reason!r}; a plan that reads nothing private is a Plan"
             )
+
+
+def step_of(plan: Plan | Raw) -> DpSgd | None:
+    """DP-SGD inside training, where a release is made of that."""
+    return plan.step if isinstance(plan, LocalDpSgd) else None
+
+
+def reason_of(plan: Plan | Raw) -> str:
+    """Why nothing can be proven of a release; empty where its price says."""
+    return plan.reason if isinstance(plan, UnprovenPlan | Raw) else ""
 
 
 @dataclass(frozen=True)
@@ -256,7 +284,9 @@ class HasPublicSteps(Protocol):
 
 def digest(plan: Plan) -> bytes:
     """The SHA-256 of all that a plan says."""
-    return hashlib.sha256(repr([(f.name, _plain(getattr(plan, f.name))) for f in fields(Plan)]).encode()).digest()
+    return hashlib.sha256(
+        repr([type(plan).__name__, *((f.name, _plain(getattr(plan, f.name))) for f in fields(plan))]).encode()
+    ).digest()
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from fedveil.methods.method import weighting_of
 from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
-from fedveil.release.plan import lets_statistics_out
+from fedveil.release.plan import lets_statistics_out, reason_of
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -226,7 +226,7 @@ def _statistics_stay(method: Method, s: Setting, proven: Guarantee) -> bool:
     """Whether the clients keep their batch statistics; of plans that change from round to round the price tells."""
     release = method.release(s)
     if isinstance(release, Fixed):
-        return not lets_statistics_out(release.always, release.always.unproven)
+        return not lets_statistics_out(release.always, reason_of(release.always))
     return proven.epsilon < math.inf
 
 

@@ -26,9 +26,9 @@ from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.federation.before_round import released
 from fedveil.federation.progress import start
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed
 from fedveil.methods.planner import Planner
-from fedveil.release.plan import Plan
 from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training
 from fedveil.training.local import OptimizerSpec

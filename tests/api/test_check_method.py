@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 
 import fedveil as fv
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import MethodConfig, Policy, Setting, gaussian_plan
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Plan, Released
 from fedveil.testing import check_method
 from fedveil.training.local import State
 

@@ -13,8 +13,7 @@ from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.fedglp_parts import TwoLosses
-from fedveil.methods.sparse import grown
+from fedveil.methods.fedglp_parts import TwoLosses, grown
 from fedveil.training.local import Client, Local
 
 ROUNDS = 6

@@ -33,9 +33,9 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import sealed_outcome
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.fedavg import FedAvg
-from fedveil.release.cost import promises
-from fedveil.release.plan import LocalDpSgd, Plan, Released
 from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
 

@@ -22,9 +22,9 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import Fixed, Policy, Setting, UploadServer
 from fedveil.methods.planner import Planner
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import Local, Remembering, State
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {

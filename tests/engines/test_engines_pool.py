@@ -29,12 +29,12 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Policy, Setting, gaussian_plan
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import Method
 from fedveil.methods.planner import Planner
-from fedveil.release.plan import Plan
 from fedveil.training.local import Local, Plain, Remembering
 
 RUNS = dict(every_method())

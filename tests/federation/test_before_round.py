@@ -16,11 +16,11 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.before_round import released
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
+from fedveil.mechanism.plan import HasPublicSteps, Plan, Released
 from fedveil.methods.base import Policy, Setting
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.planner import Planner
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import HasPublicSteps, Plan, Released
 from fedveil.training.local import State
 
 STEPS = 4

@@ -27,10 +27,10 @@ from fedveil.federation.progress import start
 from fedveil.ledger.budget import AGGREGATE
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, gaussian_plan
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Plan, Released
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import GroupNumbers

@@ -13,12 +13,12 @@ import method_kit as h
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, step_of
 from fedveil.methods.adap_dp_fl import AdapDPFL, Following, no_cheaper
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of
-from fedveil.release.plan import LocalDpSgd, Plan, Upload, step_of
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
 

@@ -20,9 +20,9 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan
 from fedveil.training.local import Client, Local
 from method_kit import planner
 

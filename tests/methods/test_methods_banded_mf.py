@@ -35,13 +35,13 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.banded_mf import BandedMF
-from fedveil.release.banded import Banded
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan
 from fedveil.studies.twin import twin_sensitivity
 from fedveil.training.params import Layout
 from method_kit import planner

@@ -16,10 +16,10 @@ from fedveil.accounting.types import Gaussian, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.blur_lus import BlurLus, ShortAndSparse
 from fedveil.methods.method_registry import described
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
-from fedveil.release.plan import Plan, Released
 from fedveil.statement.certify import certify_config
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel

@@ -16,9 +16,9 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.fed_addp import FedADDP, RangedNoise, magnitude, unit
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
-from fedveil.release.plan import Plan, Upload
 from fedveil.training.local import train
 from fisher_clients import X, Y, as_recorded, client
 

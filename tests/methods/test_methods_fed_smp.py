@@ -20,9 +20,9 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.mechanism.plan import Released
 from fedveil.methods.fed_smp import DrawnMask, FedSMP, MovedMask, PublicMask, Scaled
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
-from fedveil.release.plan import Released
 from fedveil.training.local import train
 from fedveil.training.params import Layout
 from fisher_clients import X, Y, client

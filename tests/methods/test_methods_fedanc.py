@@ -23,13 +23,13 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
 from fedveil.methods.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
 from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
-from fedveil.release.plan import Released, Upload
 from fedveil.run.run import run
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout

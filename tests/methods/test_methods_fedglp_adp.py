@@ -24,12 +24,15 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import CoverageMean
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import (
     ClipWeights,
     TwoLosses,
     clip_weights,
+    grown,
     network_layers,
     next_log_odds,
     share_after,
@@ -37,11 +40,8 @@ from fedveil.methods.fedglp_parts import (
 )
 from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
-from fedveil.methods.sparse import grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.run.run import run
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout

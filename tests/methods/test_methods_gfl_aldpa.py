@@ -13,9 +13,9 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan, Raw
 from fedveil.methods.gfl_aldpa import GFLALDPA, drawn, largest
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Plan, Raw
 from method_kit import planner
 
 

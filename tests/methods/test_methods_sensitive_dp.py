@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
 from fedveil.methods.planner import Planner
 from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
-from fedveil.release.cost import plan_mu
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload

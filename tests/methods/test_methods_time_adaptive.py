@@ -19,10 +19,10 @@ from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.setting import BudgetGroup, Setting
 from fedveil.methods.time_adaptive import TimeAdaptive
-from fedveil.release.plan import Plan, Released
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from method_kit import planner

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.release.banded import Banded
-from fedveil.release.cost import plan_mu
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2,)))

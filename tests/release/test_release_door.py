@@ -19,14 +19,14 @@ from scipy import stats
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
+from fedveil.mechanism.cost import event_of, plan_mu
+from fedveil.mechanism.grid import exponent_for, to_grid
+from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, Raw, UnprovenPlan
+from fedveil.mechanism.sampler import rounded_normal
 from fedveil.release.bare_release import clipped
-from fedveil.release.cost import event_of, plan_mu
 from fedveil.release.door import Door
-from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Independent
-from fedveil.release.plan import DpSgd, LocalDpSgd, Plan, Raw, UnprovenPlan
-from fedveil.release.sampler import rounded_normal
 from fedveil.release.sealed import AGGREGATE
 from fedveil.training.params import Layout
 

@@ -10,8 +10,8 @@ import torch
 
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.release.noise_mechanism import Independent
-from fedveil.release.plan import DpSgd, Extra, LocalDpSgd, Plan, UnprovenPlan, digest
+from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, UnprovenPlan, digest
 from fedveil.training.params import Layout
 
 LAYOUT = Layout.of({"a": (3,), "b": (2,)})

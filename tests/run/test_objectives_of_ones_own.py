@@ -26,10 +26,10 @@ from fedveil.federation.plain_state import is_storable
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Released
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import Client, Local, Plain, Remembering, State
 

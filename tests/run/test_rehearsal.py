@@ -23,9 +23,9 @@ from federation_runs import covering, every_method, rehearsed
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.run import child_process, rehearsal
 from fedveil.run.assembly import prepare
 from fedveil.run.child_process import in_child

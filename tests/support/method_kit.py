@@ -22,6 +22,8 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.server_step import server_step
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
 from fedveil.methods.planner import Planner
 from fedveil.methods.run_cost import releases_to
@@ -29,8 +31,6 @@ from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan, Raw, Released, Upload
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import LocalSpec, OptimizerSpec

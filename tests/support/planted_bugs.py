@@ -20,6 +20,7 @@ from fedveil.accounting.types import Event, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
+from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.base import Fixed, Method, MethodConfig, Policy, Release, Setting, Summed, SumServer
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -30,7 +31,6 @@ from fedveil.methods.trajectory import Trajectory
 from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Extra, Plan, Released, Upload
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare

@@ -22,11 +22,11 @@ from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.method_registry import METHODS
 from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
-from fedveil.release.plan import Plan, Released
 from fedveil.run.recorded_run import read_run
 from fedveil.run.verification import verification
 from fedveil.verify import statement_checks, verify_run

@@ -20,9 +20,9 @@ from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import pairs, training_subject
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.methods.defence import Defence
 from fedveil.methods.run_cost import releases_to
-from fedveil.release.plan import LocalDpSgd, Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 from fedveil.training.cores import process_state
 

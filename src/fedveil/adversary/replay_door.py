@@ -18,11 +18,11 @@ from fedveil.adversary.replay_measures import Measured, measured, planned_stds
 from fedveil.adversary.replay_notes import Diary
 from fedveil.adversary.replay_records import RecordedLedger, RecordedRandomness
 from fedveil.errors import FedveilError
-from fedveil.release.cost import promises, step_exponent, step_sensitivity
+from fedveil.mechanism.cost import promises, step_exponent, step_sensitivity
+from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload
 from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.noise_mechanism import Independent
-from fedveil.release.plan import LocalDpSgd, Plan, Raw, Upload
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 

@@ -25,9 +25,9 @@ from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import LocalDpSgd, Plan, Released
 from fedveil.training.local import Client, HasMetrics, HasPersonalModel, Local, Remembering, State
 
 UNSEEN = 1000

@@ -22,8 +22,8 @@ from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.parts import Mean
-from fedveil.release.plan import LocalDpSgd, Plan, Released
 
 
 @dataclass(frozen=True)

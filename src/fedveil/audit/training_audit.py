@@ -20,8 +20,8 @@ from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.adapter import Case
 from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.subject import Floats, Output, Subject
+from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.release.bare_release import clipped
-from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import Client, Local, State, train
 from fedveil.training.params import FlatModel, Layout
 

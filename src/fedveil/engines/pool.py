@@ -38,7 +38,7 @@ from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.round import ClientTask, Context, Outcome, failure, planned, sealed_outcome
-from fedveil.release.plan import HasPublicSteps, Plan, Released, Upload
+from fedveil.mechanism.plan import HasPublicSteps, Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 from fedveil.training.cores import available_cores
 

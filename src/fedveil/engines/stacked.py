@@ -16,7 +16,7 @@ import torch
 
 from fedveil.engines.dense_stack import Rows, StackedGradient, aligned, dense, filled, keeps_apart, losses_of, obstacle
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, evaluated, planned, sealed_outcome
-from fedveil.release.plan import LocalDpSgd, Plan, Raw
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.training.local import Local, follow
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.evaluate import global_model
 from fedveil.federation.evidence import evidence
-from fedveil.release.plan import HasPublicSteps, Released
+from fedveil.mechanism.plan import HasPublicSteps, Released
 from fedveil.training.local import BatchGradient, Local, Plain, train
 
 if TYPE_CHECKING:

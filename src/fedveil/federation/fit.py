@@ -21,17 +21,17 @@ from fedveil.federation.measures import evaluation_figures, method_measures, rel
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Plan, Raw, Released, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.federation.engine import Engine
+    from fedveil.mechanism.noise_mechanism import Participation
     from fedveil.methods.setting import Setting
-    from fedveil.release.noise_mechanism import Participation
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:

@@ -12,11 +12,11 @@ import torch
 from fedveil.federation.history import declared, reserved
 from fedveil.federation.private_code import found_by
 from fedveil.federation.server_step import whole_clip
+from fedveil.mechanism.cost import per_layer
+from fedveil.mechanism.plan import LocalDpSgd
 from fedveil.methods.method import weighting_of
 from fedveil.methods.parts import CoverageMean
-from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.plan import LocalDpSgd
 from fedveil.training.local import HasMetrics
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Context, Outcome
-    from fedveil.release.plan import Upload
+    from fedveil.mechanism.plan import Upload
     from fedveil.training.local import State
     from fedveil.training.params import Layout
 

@@ -18,12 +18,12 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.methods.planner import Planner
-from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task

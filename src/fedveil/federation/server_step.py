@@ -15,9 +15,9 @@ from fedveil.methods.parts import Summed, SumServer, UploadServer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.mechanism.plan import Plan, Upload
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
-    from fedveil.release.plan import Plan, Upload
     from fedveil.training.local import State
 
 

@@ -29,9 +29,9 @@ from fedveil.flower.round_messages import (
     task_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.release.cost import promises
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.release.dpsgd import step_noise
-from fedveil.release.plan import LocalDpSgd, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor

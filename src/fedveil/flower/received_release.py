@@ -16,9 +16,9 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.ledger.named_bits import naming_bits
-from fedveil.release.cost import on_grid
+from fedveil.mechanism.cost import on_grid
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, lets_statistics_out, reason_of
 from fedveil.release.door import Door
-from fedveil.release.plan import LocalDpSgd, Plan, Raw, lets_statistics_out, reason_of
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from fedveil.flower.wire_format import (
     text,
     whole_number,
 )
-from fedveil.release.cost import plan_digest
-from fedveil.release.plan import Plan, Raw, Released, reason_of, step_of
+from fedveil.mechanism.cost import plan_digest
+from fedveil.mechanism.plan import Plan, Raw, Released, reason_of, step_of
 from fedveil.training.local import State
 
 if TYPE_CHECKING:

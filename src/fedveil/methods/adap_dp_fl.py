@@ -16,6 +16,8 @@ from pydantic import Field
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Claim, SampledGaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import step_sensitivity
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, Released, Upload, step_of
 from fedveil.methods.adaptive import ClipRange
 from fedveil.methods.base import (
     MethodConfig,
@@ -27,8 +29,6 @@ from fedveil.methods.base import (
     reads_public_split,
     sum_noise,
 )
-from fedveil.release.cost import step_sensitivity
-from fedveil.release.plan import DpSgd, LocalDpSgd, Plan, Released, Upload, step_of
 from fedveil.training.local import State
 
 FALLS = 3

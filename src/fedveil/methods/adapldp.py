@@ -15,12 +15,12 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adapldp_parts import LARGEST, SMALLEST, Scalers, Scaling, turned
 from fedveil.methods.adaptive import paper_epsilon
 from fedveil.methods.base import Mean, Policy, Release, Setting, SumServer, UploadServer, Weighting, sum_noise
 from fedveil.methods.classical_noise import classical_scope, sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import Client, Plain, State
 
 if TYPE_CHECKING:

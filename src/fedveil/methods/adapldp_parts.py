@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fedveil.mechanism.plan import Extra, Plan, Released, UnprovenPlan, Upload
 from fedveil.methods.base import Policy
 from fedveil.methods.setting import Setting
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
-from fedveil.release.plan import Extra, Plan, Released, UnprovenPlan, Upload
 from fedveil.training.local import Local, Remembering, State
 
 if TYPE_CHECKING:

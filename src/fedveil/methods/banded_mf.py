@@ -12,11 +12,11 @@ from pydantic import Field
 
 from fedveil.accounting.matrix_factorisation import dyadic, square_root_coefficients
 from fedveil.errors import ConfigError
+from fedveil.mechanism.banded import DYADIC_BITS, Banded
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, calibrated, sum_noise
-from fedveil.release.banded import DYADIC_BITS, Banded
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Plan
 
 
 class BandedMF(MethodConfig):

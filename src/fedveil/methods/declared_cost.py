@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Event, Gaussian, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.methods.calibration import check_groups
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.parts import Schedule
 from fedveil.methods.planner import Planner
 from fedveil.methods.run_cost import holds_shares, releases_to, sum_noise
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Raw, Released
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.mechanism.plan import UnprovenPlan
 from fedveil.methods.adaptive import paper_epsilon
 from fedveil.methods.base import Mean, Release, Scheduled, Setting, Summed, SumServer
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
-from fedveil.release.plan import UnprovenPlan
 from fedveil.training.local import State
 
 if TYPE_CHECKING:

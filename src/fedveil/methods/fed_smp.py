@@ -15,6 +15,7 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import (
     MethodConfig,
@@ -29,7 +30,6 @@ from fedveil.methods.base import (
 )
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
-from fedveil.release.plan import Plan, Released
 from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import debiased_norms
 from fedveil.methods.base import Policy, Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Remembering, State, clip_
 

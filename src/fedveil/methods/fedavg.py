@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.declared_cost import check_weights
-from fedveil.release.plan import Plan
 from fedveil.training.local import Client, Plain, Proximal
 
 

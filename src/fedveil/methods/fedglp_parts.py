@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import debiased_norms, layered_plan
 from fedveil.methods.base import Policy, Setting, gaussian_plan, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
-from fedveil.methods.sparse import grown
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Remembering, State
 from fedveil.training.params import Layout
@@ -106,6 +105,19 @@ class ClipWeights(Policy):
 def share_after(method: FedGLPOptions, s: Setting, beta: float, rounds: int) -> float:
     """Personal share of each layer after that many rounds: p a round, never above beta."""
     return min(beta, (method.growth if method.growth is not None else beta / s.rounds) * rounds)
+
+
+def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:
+    """`mask` [d] with the largest of the other coordinates by `size` [d] added, until it holds `share` of each layer.
+
+    A layer that already holds that share stays as it is; the number of coordinates is rounded down.
+    """
+    new = mask.clone()
+    for part, values, n in zip(layout.split(new), layout.split(size), layout.sizes, strict=True):
+        missing = int(share * n + 1e-9) - int(part.sum())
+        if missing > 0:
+            part[values.masked_fill(part, -1.0).topk(missing).indices] = True
+    return new
 
 
 # --- local training ----------------------------------------------------------------------------------------------------

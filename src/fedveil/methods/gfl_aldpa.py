@@ -16,6 +16,7 @@ from pydantic import Field
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Event, Gaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import (
     MethodConfig,
@@ -29,7 +30,6 @@ from fedveil.methods.base import (
     gaussian_releases,
     sum_noise,
 )
-from fedveil.release.plan import Plan, Released
 
 if TYPE_CHECKING:
     from torch import Tensor

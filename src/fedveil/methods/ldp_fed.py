@@ -14,10 +14,10 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import paper_epsilon
 from fedveil.methods.base import Release, Schedule, Setting, Unproven, Weighting, gaussian_plan, planned_releases, sum_noise
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Released
 from fedveil.training.local import Client, Local, Plain, clip_
 
 if TYPE_CHECKING:

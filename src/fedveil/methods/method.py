@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.mechanism.noise_mechanism import Participation
 from fedveil.methods.parts import Fixed, Release, SumServer, UploadServer
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.noise_mechanism import Participation
 from fedveil.training.local import Client
 
 Variant = Literal["published", "proven"]

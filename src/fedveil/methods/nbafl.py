@@ -15,12 +15,12 @@ from pydantic import Field
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import UnprovenPlan
 from fedveil.methods.adaptive import paper_epsilon
 from fedveil.methods.base import Fixed, Mean, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import UnprovenPlan
 from fedveil.training.local import Client, Local, Plain, Proximal, State
 
 if TYPE_CHECKING:

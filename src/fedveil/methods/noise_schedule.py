@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fedveil.accounting.types import Event, SampledGaussian, View
+from fedveil.mechanism.cost import event_of
 from fedveil.methods.base import Method, Scheduled, Setting, calibrated, gaussian_plan, gaussian_releases
-from fedveil.release.cost import event_of
 
 
 def priced(s: Setting, shape: Sequence[float]) -> list[float]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method import Method
 from fedveil.methods.parts import Fixed, Scheduled
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan
 
 
 def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import State
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload, digest
 from fedveil.methods.parts import Policy, Schedule, Unproven
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan, Raw, Released, Upload, digest
 from fedveil.training.local import State
 
 if TYPE_CHECKING:

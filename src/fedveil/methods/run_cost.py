@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 from fedveil.accounting.types import Event, Gaussian, Unbounded, View
+from fedveil.mechanism.cost import event_of, plan_mu, promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, reason_of
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.parts import SumServer
 from fedveil.methods.planner import is_common
 from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of, plan_mu, promises
-from fedveil.release.plan import LocalDpSgd, Plan, Raw, reason_of
 
 
 def sum_noise(s: Setting) -> bool:

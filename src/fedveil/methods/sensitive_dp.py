@@ -14,11 +14,11 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Claim
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, paper_epsilon
 from fedveil.methods.base import Policy, Release, Setting, Unproven, as_trained, mean, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import Release, Setting, Unproven
 from fedveil.methods.defence import Defence, last_matrix
 from fedveil.methods.gradient_compression import quantile
-from fedveil.release.plan import Plan, Released
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:

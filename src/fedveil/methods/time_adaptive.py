@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Event, View
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.methods.base import MethodConfig, Release, Schedule, Scheduled, Setting, gaussian_plan, planned_releases
-from fedveil.release.plan import LocalDpSgd, Plan
 
 
 class TimeAdaptive(MethodConfig):

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released, UnprovenPlan, Upload
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import (
     Policy,
@@ -28,7 +29,6 @@ from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequen
 from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import falling_first_std, geometric_sum
-from fedveil.release.plan import Plan, Released, UnprovenPlan, Upload
 from fedveil.training.local import State
 
 _NO_PUBLIC_LOSS = "method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0"

@@ -22,11 +22,11 @@ from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, explain
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.parts import Schedule
 from fedveil.methods.run_cost import noise_of
-from fedveil.release.cost import event_of
-from fedveil.release.plan import LocalDpSgd, Plan, Raw
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.statement.certify import certify_config

@@ -38,7 +38,7 @@ from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.release.plan import Plan, Raw
+    from fedveil.mechanism.plan import Plan, Raw
     from fedveil.run.assembly import Prepared
 
 _log = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ import torch
 from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
+from fedveil.mechanism.cost import event_of, on_grid, per_layer, plan_digest
+from fedveil.mechanism.grid import from_grid
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload, copied, reason_of
 from fedveil.release.bare_release import float_clipped, float_noised, free_statistics, mean_statistics
 from fedveil.release.checked_update import checked
-from fedveil.release.cost import event_of, on_grid, per_layer, plan_digest
 from fedveil.release.drawn_noise import DrawnNoise
-from fedveil.release.grid import from_grid
-from fedveil.release.plan import LocalDpSgd, Plan, Raw, Upload, copied, reason_of
 from fedveil.release.plan_terms import Terms
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.release_row import Charger, row_of
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedveil.mechanism.noise_memory import NoiseMemory
     from fedveil.release.noise import Randomness
-    from fedveil.release.noise_memory import NoiseMemory
     from fedveil.training.params import Layout
 
     Integers = NDArray[np.int64]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedveil.errors import ConfigError
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Extra, LocalDpSgd, Plan, Raw, reason_of
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Extra, LocalDpSgd, Plan, Raw, reason_of
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout

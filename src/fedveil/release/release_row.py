@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedveil.accounting.types import Event
 from fedveil.ledger.ledger import Entry
-from fedveil.release.cost import active_layers, per_layer
-from fedveil.release.plan import LocalDpSgd, Plan
+from fedveil.mechanism.cost import active_layers, per_layer
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.release.release_layout import ReleaseLayout
 
 if TYPE_CHECKING:

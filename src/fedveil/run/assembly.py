@@ -40,6 +40,7 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context, Isolation
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method import Method, extras_of, is_own, participation_of
@@ -48,7 +49,6 @@ from fedveil.methods.setting import Setting
 from fedveil.models.probe import fill_caches, needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState

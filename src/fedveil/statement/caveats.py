@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.formatting import at_most, epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
+from fedveil.mechanism.plan import lets_statistics_out, reason_of
 from fedveil.methods.base import Fixed
 from fedveil.methods.method import weighting_of
 from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
-from fedveil.release.plan import lets_statistics_out, reason_of
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous

@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import MethodConfig, Schedule, Setting, gaussian_plan
 from fedveil.methods.method_registry import register
-from fedveil.release.plan import Plan
 
 
 @register

@@ -1,7 +1,7 @@
 """Mechanisms: noise that executes and prices itself, so that a price cannot be written twice.
 
 A mechanism turns the exact integers of a release into what leaves, and says what that costs. `Independent` draws fresh noise for
-each release; correlated noise over the rounds is in `fedveil.release.banded`. A plan with any other mechanism is refused.
+each release; correlated noise over the rounds is in `fedveil.mechanism.banded`. A plan with any other mechanism is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.accounting.types import Event, Gaussian, SampledGaussian
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.noise_memory import NoiseMemory
+    from fedveil.mechanism.noise_memory import NoiseMemory
 
     Integers = NDArray[np.int64]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.float_sensitivity import norm_excess, sum_error
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
-from fedveil.release.grid import exponent_for
-from fedveil.release.plan import DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
+from fedveil.mechanism.grid import exponent_for
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
-from fedveil.release.banded import Banded
-from fedveil.release.noise_mechanism import Independent, NoiseMechanism
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +231,7 @@ class Upload:
 
     Args:
         vector: [d], zero where nothing was sent. noise_std: std of its noise per layer [L].
-        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.release.grid`); None where no noise was added.
+        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.mechanism.grid`); None where no noise was added.
         extras: each extra of the release layout, in its shape.
         support: coordinates sent, bool [d], or None for all.
         weight: public weight in the mean. buffers: batch statistics, in published or non-private runs only.

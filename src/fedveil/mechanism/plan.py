@@ -164,19 +164,9 @@ def _check_kinds(plan: Plan) -> None:
             f"use Independent or Banded"
         )
     for name in ("noise_std", "layer_clip", "support"):
-        value = getattr(plan, name)
-        if value is not None and type(value) is not float:
-            _check_tensor(name, value)
-
-
-def _check_tensor(name: str, value: object) -> None:
-    import torch
-
-    kind = "bool" if name == "support" else "floating-point"
-    right = isinstance(value, torch.Tensor) and (value.dtype == torch.bool if name == "support" else value.is_floating_point())
-    if not right:
-        found = getattr(value, "dtype", type(value).__name__)
-        raise ConfigError(f"{name} must be a {kind} tensor, got {found}")
+        value, kind = getattr(plan, name), "bool" if name == "support" else "floating-point"
+        if hasattr(value, "dtype") and not (str(value.dtype) == "torch.bool" if kind == "bool" else value.is_floating_point()):
+            raise ConfigError(f"{name} must be a {kind} tensor, got {value.dtype}")
 
 
 def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:

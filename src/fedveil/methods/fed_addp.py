@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import (
     Fixed,
@@ -24,7 +24,6 @@ from fedveil.methods.base import (
     SumServer,
     Unproven,
     gaussian_plan,
-    gaussian_releases,
     sum_noise,
     what_is_not_zero,
 )
@@ -86,10 +85,6 @@ class FedADDP(TwoVariants):
     def server(self, s: Setting) -> SumServer:
         """The mean; proven: out of units of the range again."""
         return InUnits(self.floor) if self.variant == "proven" else Mean()
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """(f / z)^2 a round; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Of each client's own uploads; the program has a formula from epsilon to sigma_0 only."""

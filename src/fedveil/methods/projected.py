@@ -123,9 +123,8 @@ def last_model_mu(method: Method, s: Setting) -> float | None:
 
 def assumptions_of(method: Method, s: Setting) -> tuple[str, ...]:
     """Return what the proven bound rests on beyond what every run rests on: of the method, and of a projection."""
-    server = method.server(s)
-    projected = isinstance(server, Projected) and s.scope.view is not View.SERVER
-    return (*method.assumptions(s), *(server.assumptions(s) if projected and isinstance(server, Projected) else ()))
+    server, found = method.server(s), method.assumptions(s)
+    return (*found, *server.assumptions(s)) if isinstance(server, Projected) and s.scope.view is not View.SERVER else found
 
 
 def rates(spec: LocalSpec, rounds: int) -> list[list[float]]:

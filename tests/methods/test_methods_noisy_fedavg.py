@@ -449,15 +449,6 @@ class OtherSteps(NoisyFedAvg):
         return Plain(lambda local: None)
 
 
-class Renamed(NoisyFedAvg):
-    """Another name, and a figure more: what the bound rests on is as it was."""
-
-    name: Literal["renamed"] = "renamed"  # type: ignore[assignment]
-
-    def columns(self) -> tuple[()]:
-        return ()
-
-
 class SideBySide(NoisyFedAvg):
     """A number that leaves beside the update, for which the bound has no price."""
 
@@ -467,7 +458,7 @@ class SideBySide(NoisyFedAvg):
 
 @pytest.mark.parametrize(
     ("kind", "holds"),
-    [(NoisyFedAvg, True), (Renamed, True), (OtherSteps, True)] + [(kind, False) for kind in (Unprojected, Weighing, SideBySide)],
+    [(NoisyFedAvg, True), (OtherSteps, True)] + [(kind, False) for kind in (Unprojected, Weighing, SideBySide)],
 )
 def test_the_bound_on_the_last_model_follows_from_the_parts(kind: type[NoisyFedAvg], holds: bool) -> None:
     """Without a projection the last model tells what the sums do; how clients train matters to smoothness alone."""

@@ -101,7 +101,7 @@ def test_what_is_no_plain_sum_inherits_the_servers_number(method: Any) -> None:
     texts = " ".join(text for view in certify(method, setting()).views for text in view.proven.assumptions)
     assert "no upload is missing" not in texts
     check_declared(method, setting(), torch.zeros(6))
-    assert not adds_up(method, setting())
+    assert not adds_up(Median(), setting())
 
 
 def test_the_old_number_of_uploads_that_are_clamped_one_by_one_is_refuted() -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
 from fedveil.mechanism.banded import Banded
@@ -250,7 +250,7 @@ class Released:
     `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
     where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
     the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
-    `public_update` [d] is how training on that split moves the global model, where the policy asks for it (`HasPublicSteps`).
+    `public_update` [d] is how training on that split moves the global model, where the policy has `public_steps`.
     """
 
     round: int
@@ -260,16 +260,6 @@ class Released:
     client: int = -1
     server: State = field(default_factory=dict)
     public_update: Tensor | None = None
-
-
-@runtime_checkable
-class HasPublicSteps(Protocol):
-    """A policy that asks the server to train on the public split before each round (`Released.public_update`)."""
-
-    @property
-    def public_steps(self) -> int:
-        """Local steps from the global model, as a client takes them; at least 1."""
-        ...
 
 
 def digest(plan: Plan) -> bytes:

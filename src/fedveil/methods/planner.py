@@ -44,7 +44,7 @@ class Planner:
                 f"a method's `release` returned {type(part).__name__}; allowed are Schedule, Policy and Unproven "
                 f"(fedveil.methods.base)"
             )
-        return cls(part, s, tuple(tuple(_hashes(part, one)) for one in by_cap(s)))
+        return cls(part, s, tuple(tuple(_hashes(part, one)) for one in [s.of_group(group) for group in s.groups] or [s]))
 
     @property
     def common(self) -> bool:
@@ -88,11 +88,6 @@ class Planner:
                 raise ConfigError(f"the plan of round {t} is not the one that was made before the first round")
             self._last[cap] = t, plan
         return plan
-
-
-def by_cap(s: Setting) -> list[Setting]:
-    """Return the setting of the clients of each cap."""
-    return [s.of_group(group) for group in s.groups] or [s]
 
 
 def is_common(method: Method, s: Setting) -> bool:

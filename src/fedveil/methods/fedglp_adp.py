@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import (
     CoverageMean,
@@ -19,6 +19,7 @@ from fedveil.methods.base import (
     Setting,
     Unproven,
     calibrated,
+    gaussian_releases,
     sum_noise,
     what_is_not_zero,
 )
@@ -63,6 +64,10 @@ class FedGLPADP(FedGLPOptions):
     def server(self, s: Setting) -> CoverageMean:
         """Eq. 12: per coordinate, the mean over the clients that share it; a sum was divided by the planned n already."""
         return CoverageMean()
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights: the release itself asks for calibrated noise."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
         """User level, for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""

@@ -114,8 +114,11 @@ def last_model_mu(method: Method, s: Setting) -> float | None:
     to the server have none: their uploads are averaged in float32 one by one, whose error has no bound. The bound says nothing
     about an average of several models.
     """
-    server, steps = method.server(s), method.release(s)
-    if not isinstance(server, Projected) or not isinstance(steps, Trajectory) or s.scope.view is View.SERVER or s.z == 0:
+    server = method.server(s)
+    if not isinstance(server, Projected) or s.scope.view is View.SERVER or s.z == 0:
+        return None
+    steps = method.release(s)
+    if not isinstance(steps, Trajectory):
         return None
     alone = not method.extras(s) and weighting_of(method) == "uniform" and s.server == OptimizerSpec(lr=1.0)
     return server.last_mu(s, steps, _pull(method, s)) if alone and s.final_model == "last" else None

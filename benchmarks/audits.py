@@ -20,7 +20,7 @@ from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case
 from fedveil.audit.coupling import supports_given_releases
-from fedveil.audit.dp_sgd_audit import Client, audit_canaries, audit_two_worlds
+from fedveil.audit.dp_sgd_audit import DpSgdClient, audit_canaries, audit_two_worlds
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.one_run import (
@@ -235,7 +235,7 @@ def dp_sgd() -> None:
         method, setting = calibrated_setting(config)
         for factor in (1.0, 0.5):
             noised = replace(setting, noise_multiplier=setting.z * factor)
-            small, wide = (Client(Case.of(method, noised, dimension=d), 5) for d in (60, 1000))
+            small, wide = (DpSgdClient(Case.of(method, noised, dimension=d), 5) for d in (60, 1000))
             worlds_ = audit_two_worlds(small, np.random.default_rng(0), n=300, delta=1e-3)
             canary = audit_canaries(wide, np.random.default_rng(0), delta=1e-3)
             test = worlds_.test.removeprefix("two worlds, ")

@@ -38,9 +38,9 @@ from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
 from fedveil.flower.grid_engine import GridEngine
 from fedveil.flower.simulation import FlowerSimulation
+from fedveil.mechanism.grid import exponent_for, to_grid
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.network.demo_network import demo
-from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.release_row import NullLedger
 from fedveil.run.run import run
 from peers.flower_deployed import deployed

@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 
 from fedveil.engines.memory import keep_freed_memory
+from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from fedveil.accounting.sampler_variation import total_variation
-from fedveil.release.grid import exponent_for, to_grid
-from fedveil.release.sampler import rounded_normal
+from fedveil.mechanism.grid import exponent_for, to_grid
+from fedveil.mechanism.sampler import rounded_normal
 
 LENET5 = 61_706
 SIZES = {LENET5: 10, 11_000_000: 1}

@@ -34,6 +34,7 @@ from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import Context
 from fedveil.methods.method import Method, extras_of
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
@@ -140,7 +141,9 @@ def federation(workload: str, method: Method, s: Setting, seeded: bool = True) -
     s, randomness = method.calibrate(s), Randomness(0, seeded)
     door = Door(model.layout, s.scope, "r", NullLedger(), randomness, extras=extras_of(method, s), bits=s.grid_bits)
     summed = s.scope.view is not View.SERVER
-    context = Context(model, clients, s.local, method.objective(s), method.policy(s), door, randomness, summed, model.buffers())
+    context = Context(
+        model, clients, s.local, method.client(s), Planner.of(method.release(s), s), door, randomness, summed, model.buffers()
+    )
     return Federation(s, method, context, (clients.x[:10], clients.y[:10]), randomness, evaluate_every=10**9)
 
 

@@ -28,7 +28,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, vectorised
-from fedveil.release.plan import DpSgd
+from fedveil.mechanism.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel

@@ -17,7 +17,7 @@ from fedveil.accounting.gaussian import classical_noise_multiplier, mu_of, tpr
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, SampledGaussian, View
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import Schedule
+from fedveil.papers.convergent_dp.convergent_claim import StepRates
 
 RED, BLUE, GREEN, GREY = "#b3261e", "#1f5fa8", "#2e7d4f", "#6b6b6b"
 STYLE = {
@@ -41,7 +41,7 @@ def claimed_against_proven(axes: Axes) -> None:
     rho, std = noisy_fedavg.lipschitz([rate] * steps, smooth), sigma / math.sqrt(clients)
     rounds = np.unique(np.geomspace(1, 20_000, 160).astype(int))
     run = {"learning_rate": rate, "clip": clip, "steps": steps, "smoothness": smooth, "clients": clients, "noise_std": sigma}
-    claimed = [noisy_fedavg.FedAvgClaim(Schedule.CONSTANT, rounds=int(t), **run).mu for t in rounds]
+    claimed = [noisy_fedavg.FedAvgClaim(StepRates.CONSTANT, rounds=int(t), **run).mu for t in rounds]
     linear = [noisy_fedavg.linear_loss_mu([gamma] * int(t), clients, sigma) for t in rounds]
     server = [noisy_fedavg.composition_mu([gamma] * int(t), clients, sigma, View.SERVER) for t in rounds]
     last = [final_mu_constant(rho, gamma, int(t), diameter, std) for t in rounds]

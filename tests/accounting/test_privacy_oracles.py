@@ -13,7 +13,7 @@ import pytest
 from fedveil.accounting import gaussian, heterogeneous, last_iterate, subsampled, truncated
 from fedveil.accounting.types import Adjacency, View
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import Schedule
+from fedveil.papers.convergent_dp.convergent_claim import StepRates
 from fedveil.papers.fedanc import fedanc_claim as fedanc
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.ladp_fl import ladp_claim as ladp
@@ -23,17 +23,19 @@ ZERO = Adjacency.ZERO_OUT
 EXPANDING = {"hidden_iterates": True, "clipping_inactive": True}
 
 
-def _gammas(schedule: Schedule, mu: float, clip: float, steps: int, rounds: int, clients: int, alpha: float = 0.0) -> list[float]:
+def _gammas(
+    schedule: StepRates, mu: float, clip: float, steps: int, rounds: int, clients: int, alpha: float = 0.0
+) -> list[float]:
     rates = noisy_fedavg.learning_rates(schedule, mu, steps, rounds)
     return [noisy_fedavg.shift(row, clip, clients, proximal=alpha) for row in rates]
 
 
 def _exact_linear() -> float:
-    return noisy_fedavg.linear_loss_mu(_gammas(Schedule.CONSTANT, 0.1, 10, 5, 600, 50), 50, 1)
+    return noisy_fedavg.linear_loss_mu(_gammas(StepRates.CONSTANT, 0.1, 10, 5, 600, 50), 50, 1)
 
 
 def _stage_wise() -> float:
-    gammas = _gammas(Schedule.STAGE_WISE, 0.5, 1, 1, 100, 1)  # first shift 2 V mu / m = 1
+    gammas = _gammas(StepRates.STAGE_WISE, 0.5, 1, 1, 100, 1)  # first shift 2 V mu / m = 1
     return noisy_fedavg.composition_mu(gammas, 1, 1, View.AGGREGATE)
 
 
@@ -80,7 +82,7 @@ CALLS: dict[str, Callable[[], float]] = {
         clip=10, proximal=0.1, smoothness=0.05, rounds=600, clients=50, noise_std=1
     ),
     "exact_002_prox_linear(V=10,alpha=1,eta=.1,K=50,T=600,m=50,sigma=1)": lambda: noisy_fedavg.linear_loss_mu(
-        _gammas(Schedule.CONSTANT, 0.1, 10, 50, 600, 50, alpha=1), 50, 1
+        _gammas(StepRates.CONSTANT, 0.1, 10, 50, 600, 50, alpha=1), 50, 1
     ),
     "lambda_1 of the equality case, rho=1.05 T=10": lambda: noisy_fedavg.equality_coefficient(1.05, 10),
     "smallest z/mu for gamma_t<=(2zV/m)ln((t+2)/(t+1)): H_5/ln 2": lambda: noisy_fedavg.harmonic(5) / math.log(2),

@@ -10,8 +10,8 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.subsampled import rdp
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import Plan
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a",), ((3,),))

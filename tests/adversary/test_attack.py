@@ -26,7 +26,9 @@ from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.federation.before_round import released
 from fedveil.federation.progress import start
-from fedveil.release.plan import Fixed, Plan
+from fedveil.mechanism.plan import Plan
+from fedveil.methods.base import Fixed
+from fedveil.methods.planner import Planner
 from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training
 from fedveil.training.local import OptimizerSpec
@@ -68,7 +70,7 @@ def intercept(snapshot: Snapshot, count: int, batch: int, knows: tuple[str, ...]
 
 def releasing(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """The snapshot with another plan in its door."""
-    context = replace(snapshot.federation.context, policy=Fixed(plan))
+    context = replace(snapshot.federation.context, policy=Planner.of(Fixed(plan), snapshot.federation.setting))
     return replace(snapshot, federation=replace(snapshot.federation, context=context))
 
 

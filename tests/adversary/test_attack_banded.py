@@ -14,7 +14,7 @@ from fedveil.adversary.audit_canaries import audit_canaries
 from fedveil.adversary.snapshot import Snapshot, snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
-from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.run.run import run
 
 

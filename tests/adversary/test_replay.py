@@ -198,11 +198,6 @@ CAUGHT: dict[str, tuple[bugs.Vary | None, dict[str, Any], str]] = {
     "a plan that moves the model": (bugs.own(bugs.move_the_model), {}, world.PURE),
     "a policy that listens as it observes": (bugs.telling(lambda base: bugs.Listening(base, lambda p, _: p)), {}, world.STATES),
     "a public figure that is the raw loss": (bugs.telling(lambda base: bugs.Showing(base, lambda p, _: p)), {}, world.HISTORY),
-    "plans called common that differ by client": (
-        bugs.own(lambda plan, r: bugs.louder(plan, 1 + r.client), common=True),
-        {},
-        world.COMMON,
-    ),
     "two releases of a large update": (bugs.door(bugs.AsOftenAsNeeded), {"training": {"optimizer": {"lr": 0.6}}}, world.ORDER),
     "participation by loss": (lambda job: replace(TELLS(job), participation=bugs.OnceIfGood()), {}, world.PARTICIPANTS),
     "a door that refuses what is not finite": (bugs.door(bugs.Refusing), {}, doors.UPLOADS),

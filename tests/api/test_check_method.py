@@ -7,9 +7,9 @@ from typing import Any, Literal
 import pytest
 
 import fedveil as fv
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
+from fedveil.mechanism.plan import Plan, Released
+from fedveil.methods.base import MethodConfig, Policy, Setting, gaussian_plan
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.testing import check_method
 from fedveil.training.local import State
 
@@ -23,27 +23,18 @@ class Drawing(MethodConfig):
     name: Literal["drawing"] = "drawing"
     clip: float = 0.5
 
-    def policy(self, s: Setting) -> Any:
-        return Counter(s)
+    def release(self, s: Setting) -> Policy:
+        return Counter()
 
 
-class Counter:
+class Counter(Policy):
     """A policy that counts its own calls."""
 
     calls = 0
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         type(self).calls += 1
-        return gaussian_plan(self.setting, 0.5 / type(self).calls)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+        return gaussian_plan(s, 0.5 / type(self).calls)
 
 
 def test_a_built_in_method_passes() -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fedveil.attacks import CapturedUpload, Clip, Knowledge, KnownTraining
 from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.attacks.matching import read
-from fedveil.release.plan import Plan
-from fedveil.release.plan import Upload as Sent
+from fedveil.mechanism.plan import Plan
+from fedveil.mechanism.plan import Upload as Sent
 from fedveil.training.params import Layout
 
 

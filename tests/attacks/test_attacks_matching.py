@@ -10,8 +10,8 @@ from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, KnownT
 from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
 from fedveil.attacks.simulate import split
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan
 from fedveil.release.bare_release import clipped
-from fedveil.release.plan import Plan
 from fedveil.training.params import Layout
 
 

@@ -25,6 +25,7 @@ from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import prepare
 from fedveil.run.run import run
 from fedveil.training.local import Plain
+from method_kit import planner
 
 CLIENTS, ROUNDS = 60, 4
 
@@ -88,7 +89,7 @@ def test_missing_noise_is_doubted() -> None:
     honest, _ = uncharged(config, 0)
     assert honest.setting.noise_multiplier is not None
     less = replace(honest.setting, noise_multiplier=honest.setting.noise_multiplier / 3)
-    context = replace(honest.context, policy=honest.method.policy(less))
+    context = replace(honest.context, policy=planner(honest.method, less))
     final, _ = run_with_canaries(replace(honest, context=context), Inline, 30, np.random.default_rng(0)).audits(1e-5)
     assert final.epsilon > 6
     true, _ = run_with_canaries(honest, Inline, 30, np.random.default_rng(0)).audits(1e-5)

@@ -13,9 +13,8 @@ from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.fedglp_parts import TwoLosses
-from fedveil.methods.sparse import grown
-from fedveil.training.local import Local, Objective
+from fedveil.methods.fedglp_parts import TwoLosses, grown
+from fedveil.training.local import Client, Local
 
 ROUNDS = 6
 
@@ -75,14 +74,14 @@ def test_supports_differ_where_releases_do() -> None:
 def test_a_mask_of_raw_values_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer()
     kind = type(one.case.method)
-    real = kind.objective
+    real = kind.client
 
-    def objective(self: Any, s: Any) -> Objective:
+    def client(self: Any, s: Any) -> Client:
         inner = real(self, s)
         assert isinstance(inner, TwoLosses)
         return RawMask(inner)
 
-    monkeypatch.setattr(kind, "objective", objective)
+    monkeypatch.setattr(kind, "client", client)
     found = supports_given_releases(one, np.random.default_rng(0))
     assert sum(support.differs for support in found) > 10
 

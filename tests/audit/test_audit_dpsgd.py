@@ -14,7 +14,7 @@ from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, Vi
 from fedveil.adversary.audit_run import audit_config
 from fedveil.audit.adapter import Case
 from fedveil.audit.dp_sgd_audit import (
-    Client,
+    DpSgdClient,
     audit_canaries,
     audit_two_worlds,
     canary_scores,
@@ -53,10 +53,10 @@ def config(batch: int = 1000, steps: int = 1, rounds: int = 3, name: str = "dp-f
     )
 
 
-def client(configuration: Config, *, noise: float = 1.0, dimension: int = 40) -> Client:
+def client(configuration: Config, *, noise: float = 1.0, dimension: int = 40) -> DpSgdClient:
     method, setting = calibrated_setting(configuration)
     faulty = replace(setting, noise_multiplier=setting.z * noise)
-    return Client(Case.of(method, faulty, dimension=dimension), setting.rounds)
+    return DpSgdClient(Case.of(method, faulty, dimension=dimension), setting.rounds)
 
 
 def test_crafted_gradients_are_those_of_the_linear_model() -> None:
@@ -244,4 +244,4 @@ def test_clients_are_not_what_dp_sgd_protects() -> None:
         audit_config(config(unit="client", noise_multiplier=1.0), n=40)
     method, setting = calibrated_setting(parse({"method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 2.0}}))
     with pytest.raises(ConfigError, match="dp-sgd"):
-        _ = Client(Case.of(method, setting), 1).step
+        _ = DpSgdClient(Case.of(method, setting), 1).step

@@ -15,13 +15,13 @@ from fedveil.audit.float_pattern import PatternAudit, audit_float_pattern, impos
 from fedveil.audit.integer_bits import audit_integer_bits
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.errors import ConfigError
+from fedveil.mechanism.grid import Group, exponent_for, from_grid, to_grid
+from fedveil.mechanism.plan import DpSgd
+from fedveil.mechanism.sampler import rounded_normal
 from fedveil.models.model_registry import build
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Dense, clipped_sum
-from fedveil.release.grid import Group, exponent_for, from_grid, to_grid
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import DpSgd
-from fedveil.release.sampler import rounded_normal
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel
 

@@ -71,7 +71,7 @@ def test_the_pair_is_what_local_training_makes_of_a_linear_loss() -> None:
     shift, s = Runs.of(one).pair[1], one.setting
     rows = (-20.0 * shift / shift.norm()).repeat(16, 1)
     local = Local(linear_model(s.layout), one.model, s.local, LinearLoss(), torch.Generator().manual_seed(0))
-    update, _ = train(local, rows, torch.zeros(16, dtype=torch.int64), one.method.objective(s))
+    update, _ = train(local, rows, torch.zeros(16, dtype=torch.int64), one.method.client(s))
     assert torch.allclose(update, shift, rtol=1e-3, atol=1e-6)
 
 

@@ -25,11 +25,11 @@ from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan
+from fedveil.mechanism.sampler import rounded_normal
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.cost import plan_mu
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Plan
-from fedveil.release.sampler import rounded_normal
 from fedveil.statement.statement_json import read_statement, to_dict
 from fedveil.training.params import Layout
 

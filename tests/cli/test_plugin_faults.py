@@ -17,30 +17,32 @@ PLUGIN = """
 from typing import Literal
 from fedveil.data.catalogue import Info
 from fedveil.data.load import register as register_data
-from fedveil.methods.base import MethodConfig, gaussian_plan
+from fedveil.methods.base import MethodConfig, Policy, SumServer, gaussian_plan
 from fedveil.methods.method_registry import register
-from fedveil.release.plan import Fixed
 
 
-class Policy(Fixed):
-    common = False
-
-    def plan(self, released, state):
+class Following(Policy):
+    def plan(self, s, released, state):
         {plan}
-        return super().plan(released, state)
+        return gaussian_plan(s, 1.0)
+
+
+class Server(SumServer):
+    def step(self, s, state, total):
+        {step}
+        return state, total.vector
 
 
 @register
 class Faulty(MethodConfig):
     name: Literal["faulty"] = "faulty"
 
-    def policy(self, s):
-        {policy}
-        return Policy(gaussian_plan(s, 1.0))
+    def release(self, s):
+        {release}
+        return Following()
 
-    def aggregate(self, uploads, model):
-        {aggregate}
-        return super().aggregate(uploads, model)
+    def server(self, s):
+        return Server()
 
     def claim(self, s):
         {claim}
@@ -70,7 +72,7 @@ view = "{view}"
 engine = "{engine}"
 plugins = ["faulty_plugin.py"]
 """
-PARTS = ("top", "plan", "policy", "aggregate", "claim", "data")
+PARTS = ("top", "plan", "step", "release", "claim", "data")
 Fails = Callable[..., str]
 
 
@@ -104,8 +106,8 @@ def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("part", "code", "words"),
     [
-        ("policy", "raise ValueError('boom')", "in policy: ValueError: boom"),
-        ("policy", "raise SystemExit(0)", "in policy: SystemExit: 0"),
+        ("release", "raise ValueError('boom')", "in release: ValueError: boom"),
+        ("release", "raise SystemExit(0)", "in release: SystemExit: 0"),
         ("claim", "raise OSError('boom')", "in claim: OSError: boom"),
         ("claim", "raise GeneratorExit('boom')", "in claim: GeneratorExit: boom"),
     ],
@@ -120,7 +122,7 @@ def test_what_it_raises_is_told_with_its_place(part: str, code: str, words: str,
     [
         ("plan", "raise KeyError('boom')", "KeyError: 'boom'"),
         ("plan", "raise SystemExit", "SystemExit"),
-        ("aggregate", "raise ZeroDivisionError", "ZeroDivisionError"),
+        ("step", "raise ZeroDivisionError", "ZeroDivisionError"),
     ],
 )
 def test_what_the_rehearsal_meets_is_told_with_its_place(part: str, code: str, words: str, fails: Fails, tmp_path: Path) -> None:
@@ -138,17 +140,17 @@ def test_a_plugin_that_ends_while_it_is_imported_is_no_success(end: str, fails: 
 def test_the_place_is_known_from_a_worker_too(fails: Fails, tmp_path: Path) -> None:
     """In the server view the plans of the second round are made where the client trains."""
     told = fails("plan", "if released.round == 1: raise SystemExit('later')", "pool", "server")
-    assert f"the plugin {tmp_path / 'faulty_plugin.py'}, line 15, in plan: SystemExit: later" in told
+    assert f"the plugin {tmp_path / 'faulty_plugin.py'}, line 12, in plan: SystemExit: later" in told
 
 
 @pytest.mark.parametrize(
     ("part", "code", "words"),
     [
-        ("policy", "return None", "`policy` returned NoneType; it needs start, plan and observe"),
-        ("plan", "return None", "`plan` returned NoneType for round 0; allowed are Plan and Raw"),
-        ("aggregate", "return None", "`aggregate` returned NoneType; it must return floats, one for each of the model's 650"),
-        ("aggregate", "return super().aggregate(uploads, model)[:3]", "`aggregate` returned torch.float32 of shape (3,)"),
-        ("aggregate", "return super().aggregate(uploads, model).long()", "`aggregate` returned torch.int64 of shape (650,)"),
+        ("release", "return None", "`release` returned NoneType; allowed are Schedule, Policy and Unproven"),
+        ("plan", "return None", "`plan` returned NoneType for round 0; it must return a Plan"),
+        ("step", "return state, None", "the step of its server is NoneType; it must be floats, one for each of the model's 650"),
+        ("step", "return state, total.vector[:3]", "the step of its server is torch.float32 of shape (3,)"),
+        ("step", "return state, total.vector.long()", "the step of its server is torch.int64 of shape (650,)"),
         ("data", "return None", "faulty cannot be read by faulty_plugin.read: it returned NoneType; it must return RawData"),
         ("data", "return [1, 2]", "it returned list; it must return RawData"),
     ],

@@ -32,11 +32,11 @@ from fedveil.federation.fit import fit, one_round
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, sealed_outcome
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.grid import exponent_for
+from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import model_registry as registry
-from fedveil.release.grid import exponent_for
-from fedveil.release.plan import Released, Upload
 from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import federation
 from fedveil.run.rehearsal import rehearsed_model

@@ -33,9 +33,9 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import sealed_outcome
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.fedavg import FedAvg
-from fedveil.release.cost import promises
-from fedveil.release.plan import Plan, Released
 from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
 
@@ -377,7 +377,7 @@ def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
         run, (victim,) = faulty(configuration, tmp_path / engine, faults=(2,), rounds=(1,))
         progress, before = start(run), {}
         plan = run.context.policy.plan(Released(0, progress.model, None, client=victim), run.context.policy.start())
-        promised = isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, run.setting.layout))
+        promised = isinstance(plan, Plan) and (isinstance(plan, LocalDpSgd) or promises(plan, run.setting.layout))
 
         def look(p: Progress, victim: int = victim, before: dict[str, Any] = before, promised: bool = promised) -> None:
             states = {"policy": None if promised else p.policies.get(victim), "private": p.privates.get(victim)}

@@ -21,8 +21,11 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
-from fedveil.release.plan import Fixed, Plan, Released, Upload
-from fedveil.training.local import Local
+from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import Plan, Released, Upload
+from fedveil.methods.base import Fixed, Policy, Setting, UploadServer
+from fedveil.methods.planner import Planner
+from fedveil.training.local import Local, Remembering, State
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
@@ -33,8 +36,8 @@ VIEWS = ["server", "aggregate"]
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A method that keeps what the server gets."""
+class Watched(UploadServer):
+    """A method, and its server, which keeps what it gets."""
 
     inner: Any
     uploads: list[Upload] = field(default_factory=list)
@@ -42,12 +45,15 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
+    def server(self, s: Setting) -> UploadServer:
+        return self
+
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, torch.Tensor]:
         self.uploads.extend(
             replace(u, vector=u.vector.clone(), integers=None if u.integers is None else u.integers.clone()) for u in uploads
         )
-        step: torch.Tensor = self.inner.aggregate(uploads, model)
-        return step
+        assert uploads[0].start is not None
+        return server_step(self.inner, s, state, uploads, uploads[0].start)
 
 
 def ran(run: Federation, engine: str) -> tuple[Progress, list[Upload]]:
@@ -72,7 +78,7 @@ def same_releases(one: list[Upload], other: list[Upload]) -> bool:
 
 
 @dataclass(frozen=True)
-class Inner:
+class Inner(Remembering):
     """Some method's training, from which the others here differ in one thing."""
 
     inner: Any
@@ -120,14 +126,14 @@ def test_what_a_client_is_handed_is_a_copy(view: str, engine: str, tmp_path: Pat
         run = job(config({"name": "dp-fedavg", "clip": 0.5}, view), tmp_path / str(meddle))
         layout = run.setting.layout
         plan = replace(
-            run.context.policy.always,  # type: ignore[attr-defined]
+            run.context.policy.part.always,  # type: ignore[union-attr]
             support=torch.arange(layout.dimension) % 3 > 0,
             layer_clip=torch.full((len(layout),), 0.4),
             broadcast={"tensor": torch.ones(3), "array": np.ones(3), "words": {"deep": [1, 2]}},
         )
         plan = replace(plan, noise_std=torch.full((len(layout),), 2 * float(plan.noise_std)))
         objective = Meddling(run.context.objective) if meddle else run.context.objective
-        runs.append(ran(with_parts(run, policy=Fixed(plan), objective=objective), engine))
+        runs.append(ran(with_parts(run, policy=Planner.of(Fixed(plan), run.setting), objective=objective), engine))
         plans.append(plan)
     (calm, honest), (progress, uploads) = runs
     assert torch.equal(calm.model, progress.model)
@@ -277,22 +283,16 @@ def test_whatever_a_client_does_it_ends_nobody_else_s_run(how: str, view: str, e
 
 
 @dataclass(frozen=True)
-class Moody:
+class Moody(Policy):
     """A policy whose plan is another one each time that it is asked, in whichever process."""
 
     plain: Plan
 
-    def start(self) -> dict[str, Any]:
-        return {}
-
-    def plan(self, released: Released, state: dict[str, Any]) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: dict[str, Any]) -> Plan:
         rng = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
         assert self.plain.support is not None
         support = torch.from_numpy(rng.random(len(self.plain.support)) < 0.5)
         return replace(self.plain, support=support, noise_std=float(self.plain.noise_std) * (2 + 8 * rng.random()))
-
-    def observe(self, state: dict[str, Any], upload: Upload) -> dict[str, Any]:
-        return state
 
 
 @dataclass(frozen=True)
@@ -318,8 +318,8 @@ def test_an_impure_plan_leaves_no_coordinate_without_noise(view: str, engine: st
     )
     run = job(configuration, tmp_path)
     d = run.setting.layout.dimension
-    plain = replace(run.context.policy.always, support=torch.ones(d, dtype=torch.bool))  # type: ignore[attr-defined]
-    progress, uploads = ran(with_parts(run, policy=Moody(plain), objective=Loud()), engine)
+    plain = replace(run.context.policy.part.always, support=torch.ones(d, dtype=torch.bool))  # type: ignore[union-attr]
+    progress, uploads = ran(with_parts(run, policy=Planner.of(Moody(plain), run.setting), objective=Loud()), engine)
     assert not any(row["failures"] for row in progress.history)
     entries = charged(tmp_path)
     order = sorted(uploads, key=lambda u: (u.round, u.client))

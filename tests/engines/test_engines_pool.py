@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.mechanism.plan import Plan
+from fedveil.methods.base import Policy, Setting, gaussian_plan
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import Method
-from fedveil.release.plan import Fixed, Plan
-from fedveil.training.local import Local, Plain
+from fedveil.methods.planner import Planner
+from fedveil.training.local import Local, Plain, Remembering
 
 RUNS = dict(every_method())
 
@@ -76,16 +78,19 @@ def test_workers_are_spawned_where_a_forked_process_cannot_train(monkeypatch: py
 def test_workers_are_spawned_where_the_parent_trains_on_public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps come after the pool has asked whether a forked process can train."""
     plain = job(RUNS[SPAWNED[0]], tmp_path / "run").context
-    asking = replace(plain, policy=Asking(Plan(clip=1.0)))
+    asking = replace(plain, policy=Planner.of(Asking(), plain.policy.setting))
     assert (start_method(plain), start_method(asking)) == ("fork", "fork")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (start_method(plain), start_method(asking)) == ("fork", "spawn")
 
 
-class Asking(Fixed):
+class Asking(Policy):
     """A policy that makes the server train."""
 
     public_steps = 1
+
+    def plan(self, s: Setting, seen: Any, state: Any) -> Plan:
+        return Plan(clip=1.0)
 
 
 @pytest.mark.parametrize("name", [n if n in SPAWNED else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
@@ -260,7 +265,7 @@ def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, m
 
 
 @dataclass(frozen=True)
-class Unsendable:
+class Unsendable(Remembering):
     """Plain training whose clients keep something that no pipe carries."""
 
     inner: Plain
@@ -334,25 +339,19 @@ def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch:
 
 
 @dataclass(frozen=True)
-class Broken:
+class Broken(Policy):
     """A policy with a bug after its release."""
 
-    inner: Any
-    calls: list[int] = field(default_factory=list)
+    def plan(self, s: Setting, seen: Any, state: Any) -> Any:
+        return gaussian_plan(s, 0.5)
 
-    def start(self) -> dict[str, Any]:
-        return self.inner.start()  # type: ignore[no-any-return]
-
-    def plan(self, released: Any, state: Any) -> Any:
-        return self.inner.plan(released, state)
-
-    def observe(self, state: Any, upload: Any) -> Any:
+    def observe(self, s: Setting, state: Any, left: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
 
 def test_a_bug_outside_training_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-server"], tmp_path)
-    run = replace(run, context=replace(run.context, policy=Broken(run.context.policy)))
+    run = replace(run, context=replace(run.context, policy=Planner.of(Broken(), run.setting)))
     pool = ProcessPool(run.context, 2)
     with pytest.raises(RuntimeError, match=r"in a worker:(.|\n)*ZeroDivisionError: a bug"):
         fit(run, pool, start(run))

@@ -26,7 +26,7 @@ from fedveil.engines.stacked import StackedClients
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, client_round, planned, sealed_outcome
-from fedveil.release.plan import Plan, Released
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.run import run
 from fedveil.tasks.classification import Classification

@@ -16,18 +16,24 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.before_round import released
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
+from fedveil.mechanism.plan import Plan, Released
+from fedveil.methods.base import Policy, Setting
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.planner import Planner
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Fixed, HasPublicSteps, Plan
+from fedveil.training.local import State
 
 STEPS = 4
 
 
 @dataclass(frozen=True)
-class Asking(Fixed):
+class Asking(Policy):
     """A policy of no method that asks for steps on the public split."""
 
     public_steps: ClassVar[int] = STEPS
+
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        return Plan(clip=1.0)
 
 
 def config(*overrides: str) -> Config:
@@ -36,13 +42,12 @@ def config(*overrides: str) -> Config:
 
 def asking(*overrides: str) -> Federation:
     job = h.job_of(config(*overrides))
-    return replace(job, context=replace(job.context, policy=Asking(Plan(clip=1.0))))
+    return replace(job, context=replace(job.context, policy=Planner.of(Asking(), job.setting)))
 
 
 def test_the_public_update_by_hand() -> None:
     """Whole batches, so that their order does not matter: gradient descent on the public examples."""
     job = asking("training.batch_size=1000", "training.optimizer.lr=0.3")
-    assert isinstance(job.context.policy, HasPublicSteps)
     assert job.public is not None
     x, y = job.public
     first = start(job).model
@@ -99,7 +104,7 @@ def test_layers_that_draw_and_remember_do_not_tell() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
     public = torch.randn(40, 2), torch.arange(40) % 2
     job = by_hand(FedAvg(), [ONE, ONE], module=module)
-    job = replace(job, public=public, context=replace(job.context, policy=Asking(Plan(clip=1.0))))
+    job = replace(job, public=public, context=replace(job.context, policy=Planner.of(Asking(), job.setting)))
     progress = start(job)
     before = torch.get_rng_state()
     first = released(job, progress).public_update
@@ -122,7 +127,7 @@ def test_steps_that_are_none_are_refused(steps: int) -> None:
     class Idle(Asking):
         public_steps = steps
 
-    job = replace(job, context=replace(job.context, policy=Idle(Plan(clip=1.0))))
+    job = replace(job, context=replace(job.context, policy=Planner.of(Idle(), job.setting)))
     with pytest.raises(ConfigError, match="public_steps is at least 1"):
         released(job, start(job))
 

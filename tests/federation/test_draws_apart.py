@@ -21,8 +21,8 @@ from fedveil.federation.evaluate import evaluate
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.federation.selection_score import release_score
+from fedveil.mechanism.plan import Released
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Released
 from fedveil.tasks.classification import Classification
 from fedveil.training.params import FlatModel
 

@@ -26,9 +26,9 @@ from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.network.deployed_data import own_part
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_json import to_dict

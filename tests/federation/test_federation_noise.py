@@ -13,14 +13,14 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.measures import _noise
 from fedveil.federation.progress import start
-from fedveil.methods.base import mean
+from fedveil.mechanism.plan import DpSgd, Plan, Upload
+from fedveil.methods.base import CoverageMean, Mean
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.setting import Setting
-from fedveil.methods.sparse import coverage_mean
 from fedveil.release.dpsgd import step_noise
-from fedveil.release.plan import DpSgd, Plan, Upload
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain
 from fedveil.training.params import FlatModel, Layout
+from method_kit import stepped
 
 LAYOUT = Layout.of({"a": (3,), "b": (2,)})
 VARIANCES = [torch.tensor([4.0, 1.0]), torch.tensor([9.0, 16.0])]
@@ -58,7 +58,7 @@ def test_it_is_the_noise_that_the_server_adds(by_coverage: bool, sparse: bool) -
         for u, v in zip(sent, VARIANCES, strict=True):
             noise = torch.randn(5, generator=generator) * LAYOUT.expand(v.sqrt())
             u.vector.copy_(noise if u.support is None else noise * u.support)
-        total += float((coverage_mean if by_coverage else mean)(sent).square().sum())
+        total += float(stepped(CoverageMean() if by_coverage else Mean(), sent, torch.zeros(5)).square().sum())
     noise = _noise(VARIANCES, sent, LAYOUT, by_coverage=by_coverage)
     # The noise_power's standard error over 4,000 draws is below 2 %.
     assert total / 4000 == pytest.approx(noise["noise_norm"] ** 2, rel=0.06)
@@ -94,7 +94,7 @@ def test_an_objective_has_no_say_in_the_figures_of_a_proven_release(view: View) 
             return update
 
     class Method(DPFedAvg):
-        def objective(self, s: Setting) -> Plain:
+        def client(self, s: Setting) -> Plain:
             return Telling()
 
     rows = []

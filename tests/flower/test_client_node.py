@@ -25,7 +25,7 @@ from fedveil.flower.round_messages import (
     task_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.release.plan import Released
+from fedveil.mechanism.plan import Released
 from flower_nodes import Nodes
 
 

@@ -1,4 +1,4 @@
-"""The page docs/adding-a-method.md: its example is registered, passes the tests that the page asks for, and learns."""
+"""The page docs/adding-a-method.md: its examples are plugins, pass the tests that the page asks for, and learn."""
 
 from __future__ import annotations
 
@@ -6,49 +6,76 @@ import math
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import torch
 
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.adversary.replay import replay
 from fedveil.configuration.config import parse
+from fedveil.configuration.plugins import load_plugins
+from fedveil.engines.inline import Inline
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Progress, start
 from fedveil.methods.method_registry import METHODS
+from fedveil.methods.run_cost import adds_up
 from fedveil.statement.certify import certify_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
 
 
-def block(language: str) -> str:
-    """The page's first code block in that language."""
-    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    return found.group(1)
+def blocks(language: str) -> list[str]:
+    """The page's code blocks in that language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example as a module of its own, with its one line in the registry."""
-    module = ModuleType("following_clip")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(block("python"), "docs/adding-a-method.md", "exec"), vars(module))
-    monkeypatch.setitem(METHODS, "following-clip", module.FollowingClip)
+FOLLOWING, DAMPED = blocks("python")
 
 
-def test_the_example_is_as_short_as_the_page_says() -> None:
-    """About twenty lines, without imports and docstrings."""
-    lines = [line for line in block("python").splitlines() if line.strip()]
-    code = [line for line in lines if not line.lstrip().startswith(("#", '"""', "from ", "import "))]
-    assert 15 < len(code) < 25
+@pytest.fixture(autouse=True, scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Both examples as plugins, which register themselves."""
+    folder, path = tmp_path_factory.mktemp("plugins"), [*sys.path]
+    for name, code in (("following_clip", FOLLOWING), ("damped_momentum", DAMPED)):
+        (folder / f"{name}.py").write_text(code)
+        load_plugins([str(folder / f"{name}.py")])
+    yield
+    sys.path[:] = path
+    for name in ("following_clip", "damped_momentum"):
+        sys.modules.pop(name)
+        METHODS.pop(name.replace("_", "-"))  # type: ignore[attr-defined]
+
+
+def test_the_examples_are_short() -> None:
+    assert len(FOLLOWING.splitlines()) <= 30
+    assert len(DAMPED.splitlines()) <= 25
 
 
 def test_the_configuration_on_the_page_is_certified_at_its_epsilon() -> None:
-    statement = certify_config(parse(tomllib.loads(block("toml"))))
+    (section,) = blocks("toml")
+    statement = certify_config(parse({**tomllib.loads(section), "run": {}}))
     proven = next(v.proven for v in statement.views if v.view == statement.scope.view)
     assert 7.99 < proven.epsilon <= 8.0
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_the_momentum_of_the_server_is_saved_and_its_sum_is_credited(view: str) -> None:
+    """Two rounds by hand; the server is given the mean alone, so who sees sums is credited with the noise of all uploads."""
+    job = h.job_of(h.at_epsilon_8({"name": "damped-momentum"}, f"privacy.view={view}", rounds=2))
+    moved, models = [], [start(job).model]
+
+    def after(progress: Progress) -> None:
+        moved.append(progress.served["momentum"].clone())
+        models.append(progress.model.clone())
+
+    progress = start(job)
+    assert fit(job, Inline(job.context), progress, after) == ""
+    assert all(torch.allclose(models[t + 1] - models[t], moved[t], atol=1e-6) for t in range(2))
+    assert adds_up(job.method, job.setting)
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])

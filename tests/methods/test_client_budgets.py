@@ -27,10 +27,10 @@ from fedveil.federation.progress import start
 from fedveil.ledger.budget import AGGREGATE
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
+from fedveil.mechanism.plan import Plan, Released
+from fedveil.methods.base import MethodConfig, Policy, Release, Setting, gaussian_plan
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import GroupNumbers
@@ -54,24 +54,17 @@ class TwoGroups(MethodConfig):
     def client_epsilons(self, s: Setting) -> Sequence[float]:
         return [STRICT] * self.strict + [LOOSE] * (s.clients - self.strict)
 
-    def policy(self, s: Setting) -> Policy:
-        return ByGroup(self, s)
+    def release(self, s: Setting) -> Release:
+        return ByGroup(self)
 
 
 @dataclass(frozen=True)
-class ByGroup:
+class ByGroup(Policy):
     method: TwoGroups
-    setting: Setting
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        plan = gaussian_plan(self.setting.of(released.client), self.method.clip)
-        return replace(plan, noise_std=plan.noise_std / (self.method.haste if released.client < self.method.hasty else 1.0))
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        plan = gaussian_plan(s, self.method.clip)
+        return replace(plan, noise_std=plan.noise_std / (self.method.haste if seen.client < self.method.hasty else 1.0))
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ import method_kit as h
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, step_of
 from fedveil.methods.adap_dp_fl import AdapDPFL, Following, no_cheaper
 from fedveil.methods.fedanc import FedANC
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Upload
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -35,7 +36,7 @@ def sent(policy: Following, vector: list[float], loss: float | None = None) -> U
 def step(policy: Following, state: dict[str, Any], server: dict[str, Any] | None = None) -> Any:
     plan = policy.plan(replace(h.released([0.0] * 7, round=1), server=server or {}), state)
     assert isinstance(plan, Plan)
-    return plan.dp_sgd
+    return step_of(plan)
 
 
 def test_the_clip_by_hand() -> None:
@@ -48,17 +49,17 @@ def test_the_clip_by_hand() -> None:
             (AdapDPFL(variant="published", factor=0.8, decay=1.0), 0.8 * math.sqrt(clean + noise)),
             (AdapDPFL(headroom=1.5, decay=1.0), 1.5 * math.sqrt(clean)),
         ):
-            policy = Following(method, silo(view))
+            policy = Planner.of(Following(method), silo(view))
             state = policy.observe(policy.start(), sent(policy, vector))
             assert step(policy, state).clip == pytest.approx(expected, rel=1e-4)
-    bounded = Following(AdapDPFL(clip_range=(0.5, 1.5)), silo())
+    bounded = Planner.of(Following(AdapDPFL(clip_range=(0.5, 1.5))), silo())
     assert step(bounded, bounded.observe({}, sent(bounded, vector))).clip == 0.75
     assert step(bounded, bounded.observe({}, sent(bounded, [0.0] * 7))).clip == 0.25
 
 
 def test_one_step_a_round_gives_the_norm_of_the_noised_gradient_itself() -> None:
     s = silo(local=LocalSpec(1, 1, 25, OptimizerSpec(lr=0.1)))
-    policy = Following(AdapDPFL(variant="published"), s)
+    policy = Planner.of(Following(AdapDPFL(variant="published")), s)
     state = policy.observe(policy.start(), sent(policy, [-0.06, 0, 0, -0.08, 0, 0, 0]))
     assert step(policy, state).clip == pytest.approx(1.0, rel=1e-6)
 
@@ -69,13 +70,12 @@ def test_noise_alone_makes_the_published_clip_grow_and_the_proven_one_does_not()
     generator = torch.Generator().manual_seed(0)
     found = {}
     for variant in ("published", "proven"):
-        policy = Following(AdapDPFL(variant=variant, clip_range=(0.5, 4.0)), noisy)  # type: ignore[arg-type]
+        policy = Planner.of(Following(AdapDPFL(variant=variant, clip_range=(0.5, 4.0))), noisy)  # type: ignore[arg-type]
         state = policy.start()
         for _ in range(6):
             plan = policy.plan(h.released([0.0] * 7), state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
-            std = plan.dp_sgd.noise_multiplier * plan.dp_sgd.clip / 25 * 0.1 * 2  # of an update of four steps at rate 0.1
+            assert isinstance(plan, LocalDpSgd)
+            std = step_of(plan).noise_multiplier * step_of(plan).clip / 25 * 0.1 * 2  # of an update of four steps at rate 0.1
             vector = (torch.randn(7, generator=generator) * std).tolist()
             state = policy.observe(state, replace(h.upload(vector, [0.0] * 7), plan=plan))
         found[variant] = step(policy, state).clip
@@ -87,7 +87,7 @@ def test_the_noise_falls_after_three_falls_of_the_public_loss() -> None:
     """Losses 5 4 3 2: one lowering after the fourth; a rise starts again; at the end of all falls it is z itself."""
     for view in (View.SERVER, View.AGGREGATE):
         s = silo(view, rounds=8)
-        policy = Following(AdapDPFL(decay=0.5), s)
+        policy = Planner.of(Following(AdapDPFL(decay=0.5)), s)
         state: dict[str, Any] = policy.start()
         lowered = []
         for loss in (5.0, 4.0, 3.0, 2.0, 1.0, 1.5, 1.0):
@@ -104,7 +104,7 @@ def test_no_path_costs_more_than_planned() -> None:
     """The loss falls in every round: the last plan is at z, and its price, whatever the clip, is the declared one."""
     s = silo(rounds=9)
     m = AdapDPFL(decay=0.9)
-    policy = Following(m, s)
+    policy = Planner.of(Following(m), s)
     (declared,) = m.releases(s, View.SERVER)
     assert isinstance(declared, SampledGaussian)
     server: dict[str, Any] = {}
@@ -118,7 +118,8 @@ def test_no_path_costs_more_than_planned() -> None:
             if t == 8:
                 assert event.noise_multiplier == pytest.approx(declared.noise_multiplier, rel=1e-6)
         server = policy.observe_all(server, [sent(policy, [0.0] * 7, 10.0 - t)])
-    first = policy._first()
+    first = s.dp_sgd()
+    assert first is not None
     assert no_cheaper(first, first, s) == first
 
 

@@ -18,13 +18,14 @@ from scipy import stats
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.methods.adapldp import AdapLDP, ReleasedScaler
 from fedveil.methods.adapldp_parts import Scalers, Scaling, laplace, turned
+from fedveil.methods.planner import Planner
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
-from fedveil.release.plan import Plan
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
-from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+from method_kit import all_same, charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 
 # --- formulas ---
 
@@ -56,7 +57,7 @@ def test_the_turn_by_hand() -> None:
 
 
 def test_the_server_standardises_all_scalers() -> None:
-    policy = Scalers(3, "why")
+    policy = Planner.of(Scalers(3, "why"), setting())
     uploads = [replace(upload([0.0] * 7, [0.0] * 7), client=1, extras={"scaler": torch.tensor(4.0)})]
     state = policy.observe_all({}, uploads)
     values = np.array([0.001, 4.0, 0.001])
@@ -65,7 +66,7 @@ def test_the_server_standardises_all_scalers() -> None:
     assert plan.broadcast["scaler"] == pytest.approx(math.sqrt(2), rel=1e-4)
     assert plan.broadcast["mean"] == pytest.approx(0, abs=1e-9)
     assert plan.broadcast["step"].tolist() == [0.5] * 7
-    assert plan.unproven == "why"
+    assert reason_of(plan) == "why"
 
 
 # --- training, against plain numpy ---
@@ -154,7 +155,7 @@ history) on a linear network with the examples below; its random numbers replace
 @pytest.mark.parametrize("law", PROGRAM)
 def test_three_rounds_are_those_of_the_authors_program(law: str) -> None:
     method = AdapLDP(variant="published", law=law, gradient_clip=0.3)
-    policy, objective = Scalers(3, "why"), Scaling(method, 50.0, 1e-5)
+    policy, objective = Planner.of(Scalers(3, "why"), setting()), Scaling(method, 50.0, 1e-5)
     x, y = torch.sin(torch.arange(90.0)).reshape(30, 3), torch.arange(30) % 2
     module = torch.nn.Linear(3, 2)
     model = before = torch.cat([torch.linspace(-0.5, 0.5, 6), torch.tensor([0.2, -0.1])])
@@ -192,7 +193,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
     with pytest.raises(ConfigError, match=r"training\.optimizer to sgd"):
         method.calibrate(replace(s, local=LocalSpec(1, None, 25, OptimizerSpec("adam"))))
     assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, Scaling)
     assert objective.epsilon == pytest.approx(10.0 / (0.4 * 20))
     claim = method.claim(s)
@@ -206,7 +207,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
 @given(st.lists(st.floats(0, 50), min_size=20, max_size=20), st.integers(1, 20))
 def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -> None:
     s = setting(rounds=20, max_participations=most)
-    policy, spent = ReleasedScaler(AdapLDP(clip=1.0), s), 0.0
+    policy, spent = Planner.of(ReleasedScaler(AdapLDP(clip=1.0)), s), 0.0
     state = policy.start()
     for t, norm in list(enumerate(norms))[20 - most :]:
         plan = policy.plan(released([0.0] * 7, t), state)
@@ -218,7 +219,7 @@ def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -
 
 
 def test_a_client_that_moved_more_gets_less_noise() -> None:
-    policy = ReleasedScaler(AdapLDP(), setting())
+    policy = Planner.of(ReleasedScaler(AdapLDP()), setting())
     stds = []
     for norm in (0.0, 0.1, 1.0):
         state = policy.observe(policy.start(), upload([norm] + [0.0] * 6, [0.0] * 7))
@@ -232,9 +233,9 @@ def test_the_server_turns_what_was_released() -> None:
     public = {"sent": torch.tensor([0.0, 0, 0, 1, 0, 0, 0]), "step": torch.tensor([1.0, 0, 0, 0, 0, 0, 0])}
     one = replace(upload([2.0, 0, 0, 0, 0, 0, 0], [0.0] * 7), plan=Plan(clip=1.0, broadcast=public))
     model = torch.tensor([1.0, 0, 0, 1, 0, 0, 0])
-    step = AdapLDP(turn=0.1).aggregate([one], model)
+    step = stepped(AdapLDP(turn=0.1), [one], model)
     assert step.tolist() == pytest.approx([3.0 * (1 + 0.1 * 3 / 3.0001) - 1, 0, 0, 0, 0, 0, 0], abs=1e-5)
-    assert AdapLDP(turn=0.0).aggregate([one], model).tolist() == one.vector.tolist()
+    assert stepped(AdapLDP(turn=0.0), [one], model).tolist() == one.vector.tolist()
 
 
 def test_proven_needs_a_fixed_cohort() -> None:

@@ -20,10 +20,11 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan
-from fedveil.training.local import Local, Objective
+from fedveil.training.local import Client, Local
+from method_kit import planner
 
 NO_NOISE = 1e-7
 
@@ -45,7 +46,7 @@ class KnownNorms(AdaptiveClipping):
 
     norms: tuple[float, ...]
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Norms(norms=self.norms)
 
 
@@ -104,7 +105,7 @@ def test_noise_of_update_and_count_divide_the_price_as_in_the_paper() -> None:
     method = AdaptiveClipping(clip=3.0, count_share=0.2)
     for view, place in ((View.SERVER, "upload"), (View.AGGREGATE, "sum")):
         s = h.setting(view, noise_multiplier=1.7)
-        policy = method.policy(s)
+        policy = planner(method, s)
         plan = policy.plan(h.released([0.0] * 7), policy.start())
         assert isinstance(plan, Plan)
         z_delta, sigma_b = float(plan.noise_std) / 3.0, plan.extras["within"].noise_std
@@ -131,7 +132,7 @@ def test_its_plans_read_only_uploads(view: str) -> None:
 def test_a_noisy_count_far_off_moves_the_clip_within_its_bounds() -> None:
     """Shares are used as they come, noise and all, but the clip stays within a millionth and a million times the first."""
     method = AdaptiveClipping(clip=2.0, rate=100.0)
-    policy = method.policy(h.setting(View.AGGREGATE))
+    policy = planner(method, h.setting(View.AGGREGATE))
     state, sent = policy.start(), h.upload([0.0] * 7, [0.0] * 7)
     for count, bound in ((-1e9, 2e6), (1e9, 2e-6)):
         for _ in range(3):

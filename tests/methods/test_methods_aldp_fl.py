@@ -19,10 +19,11 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Raw
 from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
 from fedveil.methods.method_registry import method_from
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Raw
+from fedveil.methods.planner import Planner
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import (
@@ -32,6 +33,7 @@ from method_kit import (
     digits,
     job_of,
     method_releases_mu,
+    planner,
     released,
     setting,
     swapped_plans,
@@ -206,7 +208,7 @@ def test_an_iteration_may_be_a_pass_over_the_data() -> None:
 def test_published_is_marked_and_proves_nothing() -> None:
     m = ALDPFL(variant="published")
     s = setting(epsilon=4.0, noise_multiplier=None)
-    answer = m.policy(s).plan(released([0.0] * 7), {})
+    answer = planner(m, s).plan(released([0.0] * 7), {})
     assert isinstance(answer, Raw)
     assert answer.reads == ("layer norms",)
     assert math.isinf(answer.make(torch.ones(7)).clip)
@@ -222,17 +224,17 @@ def test_published_is_marked_and_proves_nothing() -> None:
 
 
 def test_first_clips_share_the_clip_by_size() -> None:
-    policy = Window(ALDPFL(clip=0.7), setting())
+    policy = Planner.of(Window(ALDPFL(clip=0.7)), setting())
     plan = policy.plan(released([0.0] * 7), policy.start())
     assert plan.layer_clip is not None
     assert plan.layer_clip.tolist() == pytest.approx([0.7 * math.sqrt(3 / 7), 0.7 * math.sqrt(4 / 7)])
     assert (plan.place, plan.clamp) == ("upload", 1.0)
-    assert ALDPFL(clip=0.7).policy(setting(View.AGGREGATE)).plan(released([0.0] * 7), policy.start()).clamp == 4.0
+    assert planner(ALDPFL(clip=0.7), setting(View.AGGREGATE)).plan(released([0.0] * 7), policy.start()).clamp == 4.0
 
 
 def test_clips_are_the_mean_of_the_last_released_norms_without_their_noise() -> None:
     """Norms (3, 4), (0, 2) and (6, 0) released exactly, k = 2: mean (3, 1); then with noise 1 on 3 and 4 coordinates."""
-    policy = Window(ALDPFL(window=2, headroom=1.0, clip_range=(1e-6, 100.0)), setting())
+    policy = Planner.of(Window(ALDPFL(window=2, headroom=1.0, clip_range=(1e-6, 100.0))), setting())
     state = policy.start()
     for a, b in ((3.0, 4.0), (0.0, 2.0), (6.0, 0.0)):
         state = policy.observe(state, upload([a, 0, 0, b, 0, 0, 0], [0.0] * 7))
@@ -244,7 +246,7 @@ def test_clips_are_the_mean_of_the_last_released_norms_without_their_noise() -> 
 
 
 def test_clips_have_headroom_and_stay_in_range() -> None:
-    policy = Window(ALDPFL(clip=1.0, headroom=1.5, clip_range=(0.5, 2.0)), setting())
+    policy = Planner.of(Window(ALDPFL(clip=1.0, headroom=1.5, clip_range=(0.5, 2.0))), setting())
     first = policy.start()["first"]
     state = policy.observe(policy.start(), upload([0.8, 0, 0, 100.0, 0, 0, 0], [0.0] * 7))
     clips = policy.plan(released([0.0] * 7), state).layer_clip
@@ -261,7 +263,7 @@ def test_clips_have_headroom_and_stay_in_range() -> None:
 @pytest.mark.parametrize(("options", "most"), [({}, 1.0), ({"clip_range": (0.5, 4.0)}, 4.0)])
 def test_noise_alone_does_not_drive_the_default_clips_up(options: dict[str, Any], most: float) -> None:
     """Clients who send nothing, under noise of 20 clips: it is taken for movement, and may not raise itself."""
-    policy, noise = Window(ALDPFL(**options), setting(noise_multiplier=20.0)), torch.Generator().manual_seed(1)
+    policy, noise = Planner.of(Window(ALDPFL(**options)), setting(noise_multiplier=20.0)), torch.Generator().manual_seed(1)
     state, highest = policy.start(), 0.0
     for _ in range(30):
         plan = policy.plan(released([0.0] * 7), state)
@@ -277,8 +279,8 @@ def test_noise_alone_does_not_drive_the_default_clips_up(options: dict[str, Any]
 def test_noise_by_hand_in_both_allocations() -> None:
     """C = (1, 2), z = 2, sizes 3 and 4: equal z C sqrt 2; least: sigma_l^2 = 4 (C_l / sqrt n_l)(sqrt 3 + 2 sqrt 4)."""
     state = {"first": torch.tensor([1.0, 2.0]), "norms": torch.empty((0, 2))}
-    equal = Window(ALDPFL(allocation="equal"), setting()).plan(released([0.0] * 7), state).noise_std
-    least = Window(ALDPFL(allocation="least"), setting()).plan(released([0.0] * 7), state).noise_std
+    equal = Planner.of(Window(ALDPFL(allocation="equal")), setting()).plan(released([0.0] * 7), state).noise_std
+    least = Planner.of(Window(ALDPFL(allocation="least")), setting()).plan(released([0.0] * 7), state).noise_std
     assert isinstance(equal, Tensor)
     assert isinstance(least, Tensor)
     assert equal.tolist() == pytest.approx([2 * math.sqrt(2), 4 * math.sqrt(2)])
@@ -299,7 +301,7 @@ def test_every_plan_costs_exactly_its_share(
     vector: list[float], std: float, allocation: str, view: View, adjacency: Adjacency
 ) -> None:
     s = setting(view, adjacency=adjacency)
-    policy = Window(ALDPFL(allocation=allocation), s)  # type: ignore[arg-type]
+    policy = Planner.of(Window(ALDPFL(allocation=allocation)), s)  # type: ignore[arg-type]
     plan = policy.plan(released([0.0] * 7), policy.observe(policy.start(), upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
 

@@ -35,15 +35,16 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.banded_mf import BandedMF
-from fedveil.release.banded import Banded
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan
 from fedveil.studies.twin import twin_sensitivity
 from fedveil.training.params import Layout
+from method_kit import planner
 from resumed_runs import go, interrupted
 
 Vector = NDArray[np.float64]
@@ -53,7 +54,7 @@ LAYOUT = Layout(("a",), ((3,),))
 
 def plan_of(method: BandedMF, rounds: int, z: float = Z, clients: int = 1000) -> Plan:
     s = h.setting(View.AGGREGATE, LAYOUT, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
-    plan = method.policy(s).plan(h.released([0.0] * 3), {})
+    plan = planner(method, s).plan(h.released([0.0] * 3), {})
     assert isinstance(plan, Plan)
     return plan
 
@@ -139,7 +140,7 @@ def test_the_run_costs_one_gaussian_of_its_sensitivity(adjacency: str, factor: i
     method = BandedMF(separation=10)
     (event,) = method.releases(s, View.AGGREGATE)
     assert isinstance(event, Gaussian)
-    plan = method.policy(s).plan(h.released([0.0] * 7), {})
+    plan = planner(method, s).plan(h.released([0.0] * 7), {})
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, Banded)
     mu = factor * plan.mechanism.sensitivity / 8
@@ -293,7 +294,7 @@ def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon
     rounds, times = 40, 4
     z, error = walk(BandedMF(clip=1.0, separation=10), rounds, 5)
     s = federation(BandedMF(separation=10), [([[0.0, 0.0]], [0])] * 60, rounds=rounds, cohort=6, z=z).setting
-    plan = BandedMF(separation=10).policy(s).plan(h.released([0.0] * 6), {})
+    plan = planner(BandedMF(separation=10), s).plan(h.released([0.0] * 6), {})
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, Banded)
     assert error == pytest.approx(z / 6 * prefix_sum_error(plan.mechanism.coefficients, rounds) / math.sqrt(rounds), rel=0.02)

@@ -16,14 +16,15 @@ from fedveil.accounting.types import Gaussian, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.blur_lus import BlurLus, ShortAndSparse
 from fedveil.methods.method_registry import described
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
-from fedveil.release.plan import Plan, Released
 from fedveil.statement.certify import certify_config
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from fisher_clients import X, Y
+from method_kit import planner
 
 
 def client() -> Local:
@@ -75,7 +76,7 @@ def test_published_noise_is_a_share_of_the_sums_and_what_is_proven_counts_single
     method = BlurLus(variant="published", clip=0.5)
     s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, delta=0.1, cohort=10))
     sigma = opacus_noise_multiplier(2.0, 20, 0.1)
-    plan = method.policy(s).plan(Released(0, torch.zeros(7), None), {})
+    plan = planner(method, s).plan(Released(0, torch.zeros(7), None), {})
     assert isinstance(plan, Plan)
     assert (plan.support, plan.clip) == (None, 0.5), "noise is dense: which values were dropped does not show"
     assert plan.noise_std == pytest.approx(sigma * 0.5 / math.sqrt(10))

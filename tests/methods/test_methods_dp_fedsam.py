@@ -29,6 +29,7 @@ from fedveil.statement.certify import certify_config
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain, train
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import FlatModel
+from method_kit import planner
 
 Vector = NDArray[np.float64]
 LR, STEPS, NO_NOISE = 0.5, 4, 1e-9
@@ -126,7 +127,7 @@ def test_the_largest_coordinates_are_kept(keep: float, left: int) -> None:
 def test_all_coordinates_leave_under_dp_fedavgs_plan(view: View) -> None:
     """Whatever is kept: a support would show the choice, and less noise the number."""
     s, state = h.setting(view), h.released([0.0] * 7)
-    plans = [m.policy(s).plan(state, {}) for m in (DPFedSAM(clip=2.0, keep=0.1, adaptive=True), DPFedAvg(clip=2.0))]
+    plans = [planner(m, s).plan(state, {}) for m in (DPFedSAM(clip=2.0, keep=0.1, adaptive=True), DPFedAvg(clip=2.0))]
     assert h.all_same([(plans[0], plans[1])])  # type: ignore[arg-type]
     assert [h.method_releases_mu(m, s) for m in (DPFedSAM(keep=0.1), DPFedAvg())] == [math.sqrt(20) / 2] * 2
 

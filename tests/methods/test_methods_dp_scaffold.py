@@ -20,12 +20,13 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_scaffold import DPScaffold
 from fedveil.methods.method import Method
-from fedveil.release.plan import Plan
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
+from method_kit import planner
 
 Vector = NDArray[np.float64]
 LR, STEPS, NO_NOISE = 0.5, 3, 1e-9
@@ -111,7 +112,7 @@ def test_it_ends_where_the_loss_of_all_is_flat_and_fedavg_does_not() -> None:
 def test_both_parts_are_clipped_and_noised_and_share_the_price(view: View) -> None:
     method = DPScaffold(clip=2.0, control_clip=0.5, control_share=0.4)
     s = h.setting(view, noise_multiplier=3.0)
-    policy = method.policy(s)
+    policy = planner(method, s)
     plan = policy.plan(h.released([0.0] * 7), policy.start())
     assert isinstance(plan, Plan)
     control = plan.extras["control"]

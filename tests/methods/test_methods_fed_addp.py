@@ -16,9 +16,9 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.fed_addp import FedADDP, RangedNoise, magnitude, unit
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
-from fedveil.release.plan import Plan, Upload
 from fedveil.training.local import train
 from fisher_clients import X, Y, as_recorded, client
 
@@ -103,7 +103,7 @@ def test_proven_update_is_clamped_in_units_and_scaled_back_by_the_server() -> No
     assert (update * unit(w, 0.2)).tolist() == pytest.approx(moved.tolist(), abs=1e-7)
     assert (moved.abs() == reach).any()
     uploads = [Upload(0, 0, u, torch.zeros(4), Plan()) for u in (update, torch.zeros(23))]
-    assert method.aggregate(uploads, w).tolist() == pytest.approx((moved / 2).tolist(), abs=1e-7)
+    assert h.stepped(method, uploads, w).tolist() == pytest.approx((moved / 2).tolist(), abs=1e-7)
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])

@@ -20,12 +20,13 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.methods.fed_smp import CommonMask, FedSMP, MovedMask, PublicMask, Scaled
+from fedveil.mechanism.plan import Released
+from fedveil.methods.fed_smp import DrawnMask, FedSMP, MovedMask, PublicMask, Scaled
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
-from fedveil.release.plan import Released
 from fedveil.training.local import train
 from fedveil.training.params import Layout
 from fisher_clients import X, Y, client
+from method_kit import planner
 from resumed_runs import go, interrupted, same_end
 
 PUBLIC = {"name": "fed-smp", "share": 0.2, "mask": "public", "public_steps": 3}
@@ -35,8 +36,8 @@ LAYOUT = Layout.of({"a": (60,), "b": (40,)})
 
 def test_the_mask_is_the_same_for_all_clients_and_another_each_round() -> None:
     method, s = FedSMP(share=0.2), h.setting(layout=LAYOUT)
-    policy = method.policy(s)
-    assert isinstance(policy, CommonMask)
+    policy = planner(method, s)
+    assert isinstance(policy.part, DrawnMask)
     assert policy.common
     masks = []
     for t in range(50):
@@ -47,13 +48,13 @@ def test_the_mask_is_the_same_for_all_clients_and_another_each_round() -> None:
         assert int(plans[0].support.sum()) == 20
         masks.append(plans[0].support)
     assert torch.stack(masks).float().mean(0).min() > 0.02, "every coordinate has its turn"
-    again = FedSMP(share=0.2, mask_seed=1).policy(s).plan(Released(0, torch.zeros(100), None), {})
+    again = planner(FedSMP(share=0.2, mask_seed=1), s).plan(Released(0, torch.zeros(100), None), {})
     assert not again.support.equal(masks[0])  # type: ignore[union-attr]
 
 
 def test_what_the_global_model_moved_most_is_sent() -> None:
-    policy = FedSMP(share=0.03, mask="moved").policy(h.setting(layout=LAYOUT))
-    assert isinstance(policy, MovedMask)
+    policy = planner(FedSMP(share=0.03, mask="moved"), h.setting(layout=LAYOUT))
+    assert isinstance(policy.part, MovedMask)
     assert not policy.common
     before, now = torch.zeros(100), torch.zeros(100)
     now[[5, 50, 99]] = torch.tensor([1.0, -2.0, 0.5])
@@ -64,9 +65,9 @@ def test_what_the_global_model_moved_most_is_sent() -> None:
 
 
 def test_what_training_on_public_data_moves_most_is_sent() -> None:
-    policy = FedSMP(share=0.03, mask="public", public_steps=7).policy(h.setting(layout=LAYOUT, public_split=True))
-    assert isinstance(policy, PublicMask)
-    assert (policy.public_steps, policy.common) == (7, False)
+    policy = planner(FedSMP(share=0.03, mask="public", public_steps=7), h.setting(layout=LAYOUT, public_split=True))
+    assert isinstance(policy.part, PublicMask)
+    assert (policy.part.public_steps, policy.common) == (7, False)
     update = 0.01 * torch.rand(100)
     update[[5, 50, 99]] = torch.tensor([1.0, -2.0, 0.5])
     model = torch.randn(100)
@@ -126,7 +127,7 @@ def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
     method = FedSMP(variant="published", clip=0.5, share=0.2)
     s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, layout=LAYOUT))
     sigma = fedsmp_noise_multiplier(2.0, 20, 1e-3, 0.4)
-    plan = method.policy(s).plan(Released(0, torch.zeros(100), None), {})
+    plan = planner(method, s).plan(Released(0, torch.zeros(100), None), {})
     assert plan.noise_std == pytest.approx(sigma * 0.5 / 2)  # type: ignore[union-attr]
     claim = method.claim(s)
     assert claim is not None

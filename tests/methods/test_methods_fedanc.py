@@ -23,15 +23,17 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
 from fedveil.methods.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
-from fedveil.release.plan import Released, Upload
 from fedveil.run.run import run
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
+from method_kit import planner
 
 FAST = {"name": "fedanc", "pretraining_steps": 20}
 
@@ -317,11 +319,11 @@ def test_published_marks_what_it_reads_and_promises_nothing() -> None:
 
 
 def test_support_is_the_last_movement_and_a_random_share() -> None:
-    policy = Budgeted(FedANC(pretraining_steps=0, exploration=0.25), setting())
+    policy = Planner.of(Budgeted(FedANC(pretraining_steps=0, exploration=0.25)), setting())
     movement = torch.arange(40.0)
     plan = policy.plan(Released(3, movement, torch.zeros(40)), policy.start())
     assert plan.support is not None
-    _, gamma = policy.method.controller.act(policy.start(), 0.0, 0.0)
+    _, gamma = policy.part.method.controller.act(policy.start(), 0.0, 0.0)
     k = math.ceil(gamma * 40)
     known = k - math.ceil(k / 4)
     assert int(plan.support.sum()) == k
@@ -362,7 +364,7 @@ def spend(policy: Budgeted, rounds: list[int], seed: int = 0) -> list[float]:
 
 
 def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
-    policy = Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02), setting())
+    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02)), setting())
     total = 12 * (2 / 4.0) ** 2
     mus = spend(policy, list(range(12)))
     assert math.fsum(mu**2 for mu in mus) == pytest.approx(total, rel=1e-9)
@@ -371,13 +373,13 @@ def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
     some = spend(policy, [1, 4, 5, 10])
     assert math.fsum(mu**2 for mu in some) < total
     assert some[-1] > mus[10], "rounds sat out leave more for the others"
-    capped = Budgeted(policy.method, setting(max_participations=4))
+    capped = Planner.of(Budgeted(policy.part.method), setting(max_participations=4))
     assert math.fsum(mu**2 for mu in spend(capped, [1, 4, 5, 10])) == pytest.approx(4 * 0.25, rel=1e-9)
 
 
 def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """An even share of 12 (2 / 4)^2 is 0.25; a round costs 0.25 (0.5 / b)^2, within 4 times: noise 2 / mu = 8 b."""
-    policy = Budgeted(FedANC(pretraining_steps=0, pace=4.0), setting())
+    policy = Planner.of(Budgeted(FedANC(pretraining_steps=0, pace=4.0)), setting())
     noises = []
     for b in (0.1, 0.25, 0.4, 0.5, 0.625, 1.0, 9.0):
         monkeypatch.setattr(Controller, "act", lambda *_, b=b: (b, 0.5))
@@ -386,7 +388,7 @@ def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.M
 
 
 def test_poisson_sums_keep_the_noise_and_adapt_the_support() -> None:
-    policy = Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02), setting(View.AGGREGATE, sampling="poisson"))
+    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02)), setting(View.AGGREGATE, sampling="poisson"))
     assert spend(policy, list(range(5))) == pytest.approx([0.5] * 5)
 
 
@@ -429,19 +431,19 @@ def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(
 
 
 def test_the_public_loss_reaches_the_controller() -> None:
-    policy = Budgeted(FedANC(pretraining_steps=20, pace=4.0), setting())
+    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, pace=4.0)), setting())
     plans = [policy.plan(Released(0, torch.zeros(40), None, loss), policy.start()) for loss in (None, 0.5, 5.0)]
     assert len({float(p.noise_std) for p in plans}) == 3  # type: ignore[arg-type]
     seen: list[float | None] = []
 
     class Spy(Budgeted):
-        def plan(self, released: Released, state: Any) -> Any:
-            seen.append(released.public_loss)
-            return super().plan(released, state)
+        def plan(self, s: Any, now: Released, state: Any) -> Any:
+            seen.append(now.public_loss)
+            return super().plan(s, now, state)
 
     for public in ("0.1", "0.0"):
         job = h.job_of(h.at_epsilon_8(FAST, f"data.public_fraction={public}", rounds=3))
-        spy = Spy(job.context.policy.method, job.setting)  # type: ignore[attr-defined]
+        spy = Planner.of(Spy(job.context.policy.part.method), job.setting)  # type: ignore[union-attr]
         h.trained(replace(job, context=replace(job.context, policy=spy)))
     losses = [loss for loss in seen[:3] if loss is not None]
     assert losses[0] == pytest.approx(math.log(10), abs=0.4), "an untrained model"
@@ -504,11 +506,11 @@ def test_no_pace_spends_the_budget_before_the_last_round(controller_beta: float)
         }
     )
     method, setting = calibrated_setting(config)
-    policy = method.policy(setting)
-    assert isinstance(policy, Budgeted)
+    policy = planner(method, setting)
+    assert isinstance(policy.part, Budgeted)
     spent = 0.0
     for t in range(6):
-        mu = policy._mu(controller_beta, t, {"spent": spent, "rounds": t})
+        mu = policy.part._mu(setting, controller_beta, t, {"spent": spent, "rounds": t})
         assert mu > 0
         spent += mu**2
     assert spent == pytest.approx(6 / setting.z**2, rel=1e-12)

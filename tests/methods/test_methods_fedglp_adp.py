@@ -24,22 +24,24 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan, Released, Upload
+from fedveil.methods.base import CoverageMean
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import (
     ClipWeights,
     TwoLosses,
     clip_weights,
+    grown,
     network_layers,
     next_log_odds,
     share_after,
     start_log_odds,
 )
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
-from fedveil.methods.sparse import coverage_mean, grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.run.run import run
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
@@ -122,10 +124,10 @@ def test_a_coordinate_is_averaged_over_those_who_share_it() -> None:
         return Upload(0, 0, torch.tensor(vector), torch.zeros(1), Plan(), mask, weight)
 
     uploads = [upload([1.0, 2.0, 0.0], [True, True, False]), upload([3.0, 0.0, 0.0], [True, False, False])]
-    assert coverage_mean(uploads).tolist() == [2.0, 2.0, 0.0]
-    assert coverage_mean([upload([1.0, 2.0, 3.0], None)]).tolist() == [1.0, 2.0, 3.0]
+    assert h.stepped(CoverageMean(), uploads, torch.zeros(3)).tolist() == [2.0, 2.0, 0.0]
+    assert h.stepped(CoverageMean(), [upload([1.0, 2.0, 3.0], None)], torch.zeros(3)).tolist() == [1.0, 2.0, 3.0]
     weighted = [upload([4.0], [True], 1.0), upload([1.0], [True], 0.5)]
-    assert coverage_mean(weighted).item() == pytest.approx(3.0)
+    assert h.stepped(CoverageMean(), weighted, torch.zeros(1)).item() == pytest.approx(3.0)
 
 
 def linear() -> FlatModel:
@@ -199,7 +201,7 @@ def test_adam_moves_each_part_only_in_its_own_step() -> None:
 
 def test_published_noise_has_the_papers_variance_on_shared_coordinates_only() -> None:
     method, s = FedGLPADP(variant="published", clip=0.01), replace(setting(z=None), epsilon=6.0)
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, TwoLosses)
     mask = torch.arange(10) % 4 == 0
     model = linear()
@@ -223,7 +225,7 @@ def test_published_noise_has_the_papers_variance_on_shared_coordinates_only() ->
 
 def test_published_mask_comes_from_the_noisy_upload_and_weights_from_raw_norms() -> None:
     method, s = FedGLPADP(variant="published", growth=0.25), replace(setting(z=None), epsilon=1.0)
-    objective = method.objective(s)
+    objective = method.client(s)
     local = local_for(linear())
     local.normal = lambda n: torch.tensor([0.0, 9, 0, 0, 0, 0, -9, 0, 0, 0])
     objective.begin(local)
@@ -240,7 +242,7 @@ def test_published_mask_comes_from_the_noisy_upload_and_weights_from_raw_norms()
 @pytest.mark.parametrize("allocation", ["equal", "least"])
 def test_each_round_costs_exactly_its_share_whatever_the_weights(view: View, allocation: str) -> None:
     s = setting(view)
-    policy = ClipWeights(FedGLPADP(allocation=allocation), s, 0.3)  # type: ignore[arg-type]
+    policy = Planner.of(ClipWeights(FedGLPADP(allocation=allocation), 0.3), s)  # type: ignore[arg-type]
     state = policy.start()
     for t in range(8):
         plan = policy.plan(Released(t, torch.zeros(10), None), state)
@@ -363,7 +365,7 @@ def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
     row = h.trained(job).history[0]
     assert row["layer_noise_std"] == pytest.approx([noise / n] * 2, rel=1e-5)
     assert row["noise_norm"] == pytest.approx(noise / n * math.sqrt(650), rel=1e-5)
-    objective = job.method.objective(job.setting)
+    objective = job.method.client(job.setting)
     assert isinstance(objective, TwoLosses)
     local = Local(FlatModel(torch.nn.Linear(2, 2)), torch.zeros(6), LocalSpec(), BatchGradient(), torch.Generator())
     local.normal = torch.zeros

@@ -13,9 +13,10 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan, Raw
 from fedveil.methods.gfl_aldpa import GFLALDPA, drawn, largest
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Plan, Raw
+from method_kit import planner
 
 
 def test_the_epsilon_of_a_round_by_hand() -> None:
@@ -42,7 +43,7 @@ def test_the_published_noise_by_hand() -> None:
 def test_the_published_plan_reads_the_update() -> None:
     s = h.setting(epsilon=6.0, noise_multiplier=None, rounds=3)
     m = GFLALDPA(variant="published", keep=0.3)
-    answer = m.policy(s).plan(h.released([0.0] * 7), {})
+    answer = planner(m, s).plan(h.released([0.0] * 7), {})
     assert isinstance(answer, Raw)
     plan = answer.make(torch.tensor([0.1, -5.0, 0.2, 3.0, 0.0, 0.0, -0.3]))
     assert plan.support is not None
@@ -71,7 +72,7 @@ def test_the_proven_noise_grows_less_and_costs_the_same_in_all() -> None:
     """T = 3, p = 1, z = 2: mu_t = (1/2) sqrt(3/14) (1, 2, 3), so the squares add up to 3/4; p = 0: 1/2 each."""
     for view in (View.SERVER, View.AGGREGATE):
         s = h.setting(view, rounds=3)
-        policy = GFLALDPA(clip=0.5, keep=0.5).policy(s)
+        policy = planner(GFLALDPA(clip=0.5, keep=0.5), s)
         plans = [policy.plan(h.released([0.0] * 7, round=t), {}) for t in range(3)]
         mus = [plan_mu(plan, s.layout, 1) for plan in plans if isinstance(plan, Plan)]
         assert mus == pytest.approx([0.5 * math.sqrt(3 / 14) * k for k in (1, 2, 3)])

@@ -16,9 +16,10 @@ from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.ladp_fl import Estimated, LaDPFL, RawEstimated, layer_kl, noise_kl
+from fedveil.mechanism.cost import plan_mu
+from fedveil.methods.ladp_fl import Estimated, LaDPFL, layer_kl, noise_kl
+from fedveil.methods.planner import Planner
 from fedveil.papers.ladp_fl.ladp_claim import softmax_kl
-from fedveil.release.cost import plan_mu
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 from method_kit import (
@@ -28,6 +29,7 @@ from method_kit import (
     digits,
     job_of,
     method_releases_mu,
+    planner,
     released,
     setting,
     swapped_plans,
@@ -88,7 +90,7 @@ def test_published_noise_by_hand() -> None:
     unit = (math.sqrt(square) + math.sqrt(square + 4)) / 4 * 8 / 0.5
     assert m.unit_std(s) == pytest.approx(unit)
     model, update = [0.0] * 7, torch.tensor([math.log(2), 0, 0, 0, 0, 0.5, 0])
-    plan = RawEstimated(m, s, unit).plan(released(model), {}).make(update)
+    plan = m.by_raw_layers(s, released(model), update)
     small = softmax_kl([0, 0, 0.5, 0], [0, 0, 0, 0])
     assert math.log(3) - 1.5 * math.log(2) < 0.1
     assert small > 0.01
@@ -99,18 +101,18 @@ def test_published_noise_by_hand() -> None:
 
 def test_published_estimates_stay_between_the_bounds() -> None:
     m = published(bound=1e-3, spread=5.0)
-    make = RawEstimated(m, paper(), 2.0).plan(released([0.0] * 7), {}).make
-    plan = make(torch.tensor([3.0, 0, 0, 0, 0, 0, 0]))
+    plan, unit = m.by_raw_layers(paper(), released([0.0] * 7), torch.tensor([3.0, 0, 0, 0, 0, 0, 0])), m.unit_std(paper())
     assert isinstance(plan.noise_std, torch.Tensor)
-    assert plan.noise_std.tolist() == pytest.approx([2.0, 10.0])
-    constant = RawEstimated(m.model_copy(update={"privacy_estimation": False}), paper(), 2.0)
-    assert constant.plan(released([0.0] * 7), {}).make(torch.ones(7)).noise_std.tolist() == [2.0, 2.0]
+    assert plan.noise_std.tolist() == pytest.approx([unit, 5 * unit])
+    constant = m.model_copy(update={"privacy_estimation": False}).by_raw_layers(paper(), released([0.0] * 7), torch.ones(7))
+    assert isinstance(constant.noise_std, torch.Tensor)
+    assert constant.noise_std.tolist() == pytest.approx([unit, unit])
 
 
 def test_published_layers_below_the_threshold_leave_without_noise() -> None:
     """The norm is that of the trained weights, not of the received ones or of the update."""
     m = published(threshold=1.5)
-    answer = RawEstimated(m, paper(), 1.0).plan(released([1.0, 0, 0, 0, 0, 0, 0]), {})
+    answer = planner(m, paper()).plan(released([1.0, 0, 0, 0, 0, 0, 0]), {})
     plan = answer.make(torch.tensor([1.0, 0, 0, 1.4, 0, 0, 0]))
     assert isinstance(plan.noise_std, torch.Tensor)
     assert plan.noise_std[0] > 0
@@ -169,27 +171,27 @@ def test_published_claims_and_proves_nothing() -> None:
 def test_first_plan_treats_all_layers_alike() -> None:
     """Layer clips C sqrt(3/7) and C sqrt(4/7), one noise std z C: mu = 1 / z."""
     s = setting()
-    plan = Estimated(LaDPFL(clip=0.7), s).plan(released([1.0] * 7), {})
+    plan = Planner.of(Estimated(LaDPFL(clip=0.7)), s).plan(released([1.0] * 7), {})
     assert plan.layer_clip is not None
     assert isinstance(plan.noise_std, torch.Tensor)
     assert plan.layer_clip.tolist() == pytest.approx([0.7 * math.sqrt(3 / 7), 0.7 * math.sqrt(4 / 7)])
     assert plan.noise_std.tolist() == pytest.approx([1.4, 1.4])
     assert plan.place == "upload"
-    whole = Estimated(LaDPFL(clip=0.7, clipping="whole"), s).plan(released([1.0] * 7), {})
+    whole = Planner.of(Estimated(LaDPFL(clip=0.7, clipping="whole")), s).plan(released([1.0] * 7), {})
     assert whole.layer_clip is None
     assert whole.noise_std.tolist() == pytest.approx([1.4, 1.4])
 
 
 def test_noise_is_inverse_to_the_estimate_of_what_was_released() -> None:
     m = LaDPFL(bound=1.0, spread=100.0, clipping="whole", clip=1.0)
-    policy = Estimated(m, setting())
+    policy = Planner.of(Estimated(m), setting())
     state = policy.observe({}, upload([math.log(2), 0, 0, 0, 0, 0.6, 0], [0.0] * 7))
     plan = policy.plan(released([0.0] * 7, 1), state)
     p = [math.log(3) - 1.5 * math.log(2), softmax_kl([0, 0, 0.6, 0], [0.0] * 4)]
     assert p[0] > p[1]
     assert isinstance(plan.noise_std, torch.Tensor)
     assert plan.noise_std.tolist() == pytest.approx([2.0, 2.0 * p[0] / p[1]], rel=1e-5)
-    narrow = Estimated(m.model_copy(update={"spread": 1.5}), setting()).plan(released([0.0] * 7, 1), state)
+    narrow = Planner.of(Estimated(m.model_copy(update={"spread": 1.5})), setting()).plan(released([0.0] * 7, 1), state)
     assert narrow.noise_std.tolist() == pytest.approx([2.0, 2.0 * min(1.5, p[0] / p[1])], rel=1e-5)
 
 
@@ -197,7 +199,7 @@ def test_server_view_compares_with_the_current_model_and_a_sum_with_the_one_it_s
     """The client released start + vector; the global model has moved there since: nothing left to see in the server view."""
     vector, start = [0.5, 0, 0, 0, 0, 0.1, 0], [0.0] * 7
     m = LaDPFL(bound=1.0, spread=50.0)
-    server, central = Estimated(m, setting()), Estimated(m, setting(View.AGGREGATE))
+    server, central = Planner.of(Estimated(m), setting()), Planner.of(Estimated(m), setting(View.AGGREGATE))
     state = server.observe({}, upload(vector, start))
     moved = released(vector, 1, start)
     equal = server.plan(moved, state).noise_std
@@ -209,14 +211,14 @@ def test_server_view_compares_with_the_current_model_and_a_sum_with_the_one_it_s
 
 def test_estimates_of_pure_noise_are_taken_as_equal() -> None:
     """With the noise's own share taken off nothing remains; left in, the layers would differ."""
-    policy = Estimated(LaDPFL(bound=10.0, spread=50.0), setting())
+    policy = Planner.of(Estimated(LaDPFL(bound=10.0, spread=50.0)), setting())
     vector = [0.1, -0.1, 0.1, 0.05, -0.05, 0.05, 0.0]
     assert policy.plan(released([0.0] * 7), policy.observe({}, upload(vector, [0.0] * 7, 0.2))).noise_std.unique().numel() == 1
     assert policy.plan(released([0.0] * 7), policy.observe({}, upload(vector, [0.0] * 7, 0.0))).noise_std.unique().numel() == 2
 
 
 def test_layers_below_the_threshold_are_not_sent() -> None:
-    policy = Estimated(LaDPFL(threshold=1.0), setting())
+    policy = Planner.of(Estimated(LaDPFL(threshold=1.0)), setting())
     plan = policy.plan(released([1.0, 1.0, 0, 0.1, 0, 0, 0]), {})
     assert plan.support is not None
     assert plan.support.tolist() == [True] * 3 + [False] * 4
@@ -237,7 +239,7 @@ def test_every_plan_costs_exactly_its_share(
     vector: list[float], std: float, spread: float, clipping: str, view: View, adjacency: Adjacency
 ) -> None:
     s = setting(view, adjacency=adjacency)
-    policy = Estimated(LaDPFL(bound=1.0, spread=spread, clipping=clipping), s)
+    policy = Planner.of(Estimated(LaDPFL(bound=1.0, spread=spread, clipping=clipping)), s)
     plan = policy.plan(released([0.5] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
 

@@ -16,11 +16,12 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Raw
 from fedveil.methods.ldp_fed import LDPFed, NoisyGradients, Ordinal, laplace_variance, truncated_laplace, turn
-from fedveil.release.plan import Plan, Raw
 from fedveil.training.local import BatchGradient, Local, LocalSpec, train
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
+from method_kit import planner
 
 NETWORK = Layout.of({"conv.weight": (2,), "conv.bias": (1,), "fc1.weight": (3,), "fc1.bias": (1,), "fc2.weight": (2,)})
 
@@ -132,7 +133,7 @@ def test_published_proves_nothing_and_claims_what_it_claims() -> None:
     ordinal, gaussian = LDPFed(variant="published"), LDPFed(variant="published", mechanism="gaussian")
     for m in (ordinal, gaussian):
         assert all(isinstance(event, Unbounded) for view in View for event in m.releases(s, view))
-        plan = m.policy(s).plan(h.released([0.0] * 7), {})
+        plan = planner(m, s).plan(h.released([0.0] * 7), {})
         assert isinstance(plan, Raw)
         assert plan.make(torch.ones(7)).support is None
         with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
@@ -142,10 +143,10 @@ def test_published_proves_nothing_and_claims_what_it_claims() -> None:
     assert second is not None
     assert (first.epsilon, first.delta, first.scope.unit) == (4.0, 0.0, Unit.CLIENT)
     assert (second.epsilon, second.delta, second.scope.unit) == (4.0, s.delta, Unit.RECORD)
-    objective = ordinal.objective(s)
+    objective = ordinal.client(s)
     assert isinstance(objective, Ordinal)
     assert objective.alpha == 4.0 / 8
-    noisy = gaussian.objective(s)
+    noisy = gaussian.client(s)
     assert isinstance(noisy, NoisyGradients)
     assert noisy.factor == pytest.approx(math.sqrt(2 * math.log(1250)) / 4)
 
@@ -154,7 +155,7 @@ def test_a_proven_plan_by_hand() -> None:
     """The layers of the round, clip 0.5, z = 2; the clamp is on the sum where that is what leaves."""
     for view, place, clamp in ((View.SERVER, "upload", 0.25), (View.AGGREGATE, "sum", 1.0)):
         s = h.setting(view, layout=NETWORK)
-        plan = LDPFed(clip=0.5, bound=0.25, layers_a_round=1).policy(s).plan(h.released([0.0] * 9, round=1), {})
+        plan = planner(LDPFed(clip=0.5, bound=0.25, layers_a_round=1), s).plan(h.released([0.0] * 9, round=1), {})
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std, plan.place, plan.clamp) == (0.5, 1.0, place, clamp)
         assert plan.support is not None

@@ -1,42 +1,43 @@
-"""Methods that say that their clients keep nothing of one round for the next: without their private states nothing changes."""
+"""Clients whose type has no memory keep nothing of one round for the next, so that a sample counts as drawn afresh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from federation_runs import bits, every_method, job
-from fedveil.configuration.public_setting import method_of
+from federation_runs import config, every_method, job
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
-from fedveil.federation.progress import Progress, start
-from fedveil.methods.run_cost import is_memoryless
+from fedveil.federation.progress import start
+from fedveil.training.local import Local, Plain, remembers
 
-RUNS = {
-    name: configuration
-    for name, configuration in every_method()
-    if name.endswith("aggregate") and "published" not in name and configuration.training.local != "dp-sgd"
-}
+PROVEN = {name: c for name, c in every_method() if name.endswith("aggregate") and "published" not in name}
 REMEMBER = {"dp-scaffold", "fedglp-adp", "fed-dpa", "fed-addp"}
 
 
-def forget(progress: Progress) -> None:
-    progress.privates.clear()
+@pytest.mark.parametrize("name", PROVEN)
+def test_these_methods_have_clients_that_remember(name: str) -> None:
+    method, s = calibrated_setting(PROVEN[name])
+    assert remembers(method.client(s)) == (method.name in REMEMBER)
 
 
-def model(name: str, folder: Path, after_round: Callable[[Progress], None] | None) -> bytes:
-    run = job(RUNS[name], folder)
+@dataclass(frozen=True)
+class Keeps(Plain):
+    """Plain training that tries to keep something, of no type that may."""
+
+    def finish(self, local: Local) -> Tensor:
+        local.state["update"] = super().finish(local)
+        return local.state["update"]
+
+
+def test_a_client_without_a_memory_cannot_keep_anything(tmp_path: Path) -> None:
+    run = job(config({"name": "dp-fedavg"}), tmp_path)
+    run = replace(run, context=replace(run.context, objective=Keeps()))
     progress = start(run)
-    assert fit(run, Inline(run.context), progress, after_round) == ""
-    return bits(progress.model)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_what_clients_send_follows_from_nothing_that_they_keep(name: str, tmp_path: Path) -> None:
-    configuration = RUNS[name]
-    same = model(name, tmp_path / "kept", None) == model(name, tmp_path / "forgotten", forget)
-    assert same == (configuration.method.name not in REMEMBER)
-    if is_memoryless(method_of(configuration)):
-        assert same
+    assert fit(run, Inline(run.context), progress).startswith("every client of a round failed")
+    assert not progress.privates
+    assert all("does not support item assignment" in why for row in progress.history for why in row["failures"].values())

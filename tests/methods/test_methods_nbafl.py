@@ -16,11 +16,23 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.methods.nbafl import NbAFL
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import Plan
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, method_releases_mu, setting, swapped_plans, trained, upload
+from method_kit import (
+    charged_mu,
+    digits,
+    job_of,
+    method_releases_mu,
+    planner,
+    released,
+    setting,
+    stepped,
+    swapped_plans,
+    trained,
+    upload,
+)
 
 C_002 = math.sqrt(2 * math.log(62.5))
 LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
@@ -95,20 +107,20 @@ def test_noise_of_the_public_code_by_hand() -> None:
 def test_weights_leave_and_the_server_moves_to_their_mean() -> None:
     method = NbAFL(clip=1.0)
     uploads = [upload([1.0] * 7, [0.0] * 7), upload([3.0] * 7, [0.0] * 7)]
-    assert method.aggregate(uploads, torch.full((7,), 0.5)).tolist() == [1.5] * 7
-    clamped = NbAFL(variant="published", source="repo", clip=0.75).aggregate(uploads, torch.full((7,), 0.5))
+    assert stepped(method, uploads, torch.full((7,), 0.5)).tolist() == [1.5] * 7
+    clamped = stepped(NbAFL(variant="published", source="repo", clip=0.75), uploads, torch.full((7,), 0.5))
     assert clamped.tolist() == [0.25] * 7
-    assert NbAFL(variant="published", source="ladp-fl").aggregate(uploads, torch.zeros(7)).tolist() == [2.0] * 7
+    assert stepped(NbAFL(variant="published", source="ladp-fl"), uploads, torch.zeros(7)).tolist() == [2.0] * 7
 
 
 def test_published_plans_promise_nothing_and_say_why() -> None:
     for source, clip in (("paper", 5.0), ("repo", math.inf), ("ladp-fl", math.inf)):
         method = NbAFL(variant="published", source=source)
         s = ladp(epsilon=50.0 if source != "ladp-fl" else 0.2)
-        plan = method.policy(s).plan(None, {})  # type: ignore[arg-type]
+        plan = planner(method, s).plan(released([0.0] * 7), {})
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std) == (clip, method.noise_std(s))
-        assert plan.unproven
+        assert reason_of(plan)
         assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
 
 

@@ -21,12 +21,14 @@ from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, Unit
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
+from fedveil.methods.base import Scheduled
 from fedveil.methods.dpa_ldp import DPALDP
-from fedveil.methods.noise_schedule import Scheduled, priced
+from fedveil.methods.noise_schedule import priced
+from fedveil.methods.planner import Planner
 from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+from method_kit import charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 
 LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
 RELEASED = released([0.0] * 7)
@@ -111,8 +113,8 @@ def test_epsilon_read_off_the_noise() -> None:
 
 def test_published_noise_round_by_round() -> None:
     s = ladp()
-    varying = TimeVaryingDP(variant="published", source="ladp-fl", decay=0.99).policy(s)
-    allocated = DPALDP(variant="published", source="ladp-fl", contraction=0.96).policy(s)
+    varying = TimeVaryingDP(variant="published", source="ladp-fl", decay=0.99).release(s)
+    allocated = DPALDP(variant="published", source="ladp-fl", contraction=0.96).release(s)
     assert isinstance(varying, Scheduled)
     assert isinstance(allocated, Scheduled)
     assert [p.noise_std for p in varying.plans[:3]] == pytest.approx([115.03275 * 0.99**t for t in range(3)])
@@ -131,7 +133,7 @@ def test_published_noise_round_by_round() -> None:
 def test_the_l1_part_shrinks_the_model() -> None:
     uploads = [upload([1.0, -1.0, 0, 0, 0, 0, 0.5], [0.0] * 7), upload([1.0, 0.0, 0, 0, 0, 0, -0.1], [0.0] * 7)]
     model = torch.tensor([0.0, 0.2, 0.05, -3.0, 0, 0, 0])
-    moved = model + DPALDP(l1=0.1).aggregate(uploads, model)
+    moved = model + stepped(DPALDP(l1=0.1), uploads, model)
     assert moved.tolist() == pytest.approx([0.9, -0.2, 0.0, -2.9, 0, 0, 0.1])
 
 
@@ -209,7 +211,7 @@ def test_by_sample_a_client_pays_for_the_quietest_rounds_it_can_be_in() -> None:
 def test_refined_noise_costs_the_same_on_every_path(losses: list[float], every: int, decay: float) -> None:
     s = setting(View.AGGREGATE, rounds=12)
     method = TimeVaryingDP(refine_every=every, decay=decay, refinement=0.8, clip=1.0)
-    policy, spent = Refined(method, s), 0.0
+    policy, spent = Planner.of(Refined(method), s), 0.0
     state = policy.start()
     for t, loss in enumerate(losses):
         plan = policy.plan(replace(RELEASED, round=t), state)
@@ -232,7 +234,7 @@ def test_refinement_needs_a_public_loss_and_one_common_budget() -> None:
     assert method.assumptions(public) == ("data.public_fraction sets examples aside that are public",)
     assert not TimeVaryingDP().assumptions(public)
     assert not method.assumptions(setting(View.AGGREGATE))
-    policy = Refined(method, setting(View.AGGREGATE))
+    policy = Planner.of(Refined(method), setting(View.AGGREGATE))
     with pytest.raises(ConfigError, match=r"data\.public_fraction"):
         policy.observe(policy.start(), replace(upload([0.0] * 7, [0.0] * 7), round=1))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,19 +22,32 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round
-from fedveil.methods.base import mean
+from fedveil.mechanism.grid import from_grid, to_grid
+from fedveil.mechanism.plan import Plan, Upload
+from fedveil.methods.base import Mean, SumServer
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
-from fedveil.methods.run_cost import bounds_last_model, releases_to
+from fedveil.methods.projected import Projected, Trajectory, assumptions_of, last_model_mu
+from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
-from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
-from fedveil.release.grid import from_grid, to_grid
-from fedveil.release.plan import Plan, Upload
+from fedveil.methods.trajectory import trajectory, upload_std
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates, linear_loss_mu
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
 from fedveil.statement.certify import certify, certify_config
-from fedveil.training.local import LocalSpec, Objective, OptimizerSpec, Plain
-from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
+from fedveil.training.local import Client, LocalSpec, OptimizerSpec, Plain
+from method_kit import (
+    all_same,
+    charged_mu,
+    digits,
+    job_of,
+    method_releases_mu,
+    planner,
+    released,
+    setting,
+    stepped,
+    swapped_plans,
+    trained,
+)
 
 SCHEDULES = ["constant", "cyclic", "stage-wise", "iterative"]
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
@@ -100,9 +112,9 @@ def test_sigma_is_the_noise_of_one_upload_in_every_view() -> None:
     for view, shares in ((View.SERVER, 1), (View.AGGREGATE, 3), (View.FINAL, 4)):
         method = NoisyFedAvg(sigma=0.7)
         s = method.calibrate(noisy(view, noise_multiplier=None))
-        policy = method.policy(s)
+        policy = planner(method, s)
         plan = policy.plan(released([0.0] * 7), {})
-        assert isinstance(policy, Trajectory)
+        assert isinstance(policy.part, Trajectory)
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std, plan.place) == (3.0, pytest.approx(0.7), "upload")
         assert s.z == pytest.approx(0.7 * math.sqrt(shares) / 3)
@@ -165,9 +177,9 @@ def test_a_fellow_client_knows_its_own_share(cohort: int, colluders: int) -> Non
     assert isinstance(event, Gaussian)
     assert event.mu == pytest.approx(3 / (1.5 * math.sqrt(cohort - known)), rel=1e-12)
     honest = method.calibrate(replace(s, noise_multiplier=None, colluders=0))
-    scaled = last_model_mu(honest, 0.0, method.ball) * math.sqrt(cohort / (cohort - colluders))
-    assert last_model_mu(s, 0.0, method.ball) == pytest.approx(scaled, rel=1e-12)
-    text = " ".join(method.assumptions(s))
+    scaled = bound_of_last(method, honest) * math.sqrt(cohort / (cohort - colluders))
+    assert bound_of_last(method, s) == pytest.approx(scaled, rel=1e-12)
+    text = " ".join(assumptions_of(method, s))
     assert f"at least {cohort - known} honest clients add their noise share to every released sum besides " in text
     assert ("fellow client" in text) is (colluders == 0)
 
@@ -208,7 +220,7 @@ def test_claim_is_theorem_3(schedule: str) -> None:
     s = method.calibrate(noisy(schedule=schedule, noise_multiplier=None))
     claim = method.claim(s)
     printed = FedAvgClaim(
-        Schedule(schedule.replace("-", "_")),
+        StepRates(schedule.replace("-", "_")),
         learning_rate=0.5,
         clip=2.0,
         steps=3,
@@ -273,7 +285,7 @@ VECTORS = st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3)
 def test_the_projected_model_lies_in_the_ball(model: list[float], vector: list[float], diameter: float) -> None:
     upload = Upload(-1, 0, torch.tensor(vector), torch.zeros(2), Plan())
     w = torch.tensor(model)
-    landed = w + Ball(diameter, None).step([upload], w)
+    landed = w + stepped(Projected(diameter), [upload], w)
     norm = float((w + upload.vector).double().norm())
     slack = 1e-6 * float(w.norm())
     assert float(landed.double().norm()) <= diameter / 2 + slack
@@ -281,6 +293,13 @@ def test_the_projected_model_lies_in_the_ball(model: list[float], vector: list[f
         assert torch.equal(landed, w + upload.vector)
     elif norm > diameter / 2 * 1.01:
         assert float(landed.double().norm()) == pytest.approx(diameter / 2, rel=1e-5, abs=slack)
+
+
+def bound_of_last(method: NoisyFedAvg, s: Setting) -> float:
+    """The bound on the last model alone, which the parts of this method have."""
+    found = last_model_mu(method, s)
+    assert found is not None
+    return found
 
 
 def rounding(s: Setting, sigma: float, diameter: float, bits: int = 24) -> tuple[float, float]:
@@ -294,12 +313,12 @@ def test_bound_on_the_last_model_by_hand() -> None:
     method = NoisyFedAvg(sigma=1.5, project_to=60.0)
     s = method.calibrate(noisy(View.FINAL, noise_multiplier=None, rounds=2000))
     expected = (60 + (6 + rounding(s, 1.5, 60.0)[1]) * 10) / math.sqrt(10) / (1.5 / 2)
-    assert last_model_mu(s, 0.0, method.ball) == pytest.approx(expected, rel=1e-12)
-    assert mu_of(method.releases(s, View.FINAL)) == pytest.approx(min(expected, math.sqrt(2000 * 4 / 3)))
+    assert bound_of_last(method, s) == pytest.approx(expected, rel=1e-12)
+    assert mu_of(releases_to(method, s, View.FINAL)) == pytest.approx(min(expected, math.sqrt(2000 * 4 / 3)))
     longer = replace(s, rounds=2_000_000)
-    assert mu_of(method.releases(longer, View.FINAL)) == pytest.approx(expected)
+    assert mu_of(releases_to(method, longer, View.FINAL)) == pytest.approx(expected)
     assert mu_of(method.releases(longer, View.AGGREGATE)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
-    assert mu_of(NoisyFedAvg(sigma=1.5).releases(longer, View.FINAL)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
+    assert mu_of(releases_to(NoisyFedAvg(sigma=1.5), longer, View.FINAL)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -313,9 +332,9 @@ def test_assumed_smoothness_is_used_round_by_round(schedule: str) -> None:
     gammas = 2 * bounds / 4 + sum(rounding(s, 0.05, 1.0))
     gammas[0] += 1.0  # whatever the first model's norm, two models are D apart after a round
     by_hand = final_mu(rhos, gammas.tolist(), [1.0] * 300, [0.05 / 2] * 300)
-    free = last_model_mu(s, 0.0, Ball(1.0, None))
-    assert last_model_mu(s, 0.0, Ball(1.0, 0.01)) == pytest.approx(min(by_hand, free), rel=1e-9)
-    assert by_hand < mu_of(NoisyFedAvg(sigma=0.05).releases(s, View.FINAL))
+    free, smooth = (bound_of_last(NoisyFedAvg(sigma=0.05, project_to=1.0, assumed_smoothness=L), s) for L in (None, 0.01))
+    assert smooth == pytest.approx(min(by_hand, free), rel=1e-9)
+    assert by_hand < mu_of(releases_to(NoisyFedAvg(sigma=0.05), s, View.FINAL))
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12, 24])
@@ -323,15 +342,15 @@ def test_the_last_model_pays_for_the_grid(bits: int) -> None:
     """Coarse grids leave composition only; fine ones cost what truncation does, and the step is that of the run's door."""
     method = NoisyFedAvg(sigma=0.05, project_to=1.0, assumed_smoothness=0.01)
     s = method.calibrate(noisy(View.FINAL, rounds=20_000, noise_multiplier=None, grid_bits=bits))
-    plan = method.policy(s).plan(released([0.0] * 7), {})
+    plan = planner(method, s).plan(released([0.0] * 7), {})
     assert isinstance(plan, Plan)
     (_, exponent), *_ = ReleaseLayout(s.layout, bits=bits).grid(plan)
     h, sigma = 2.0**exponent, 0.05 / 2
     assert h * math.sqrt(s.layout.dimension) == rounding(s, 0.05, 1.0, bits)[0]
     before = final_mu_constant(1.005**3, 3 / 4, 20_000, 1.0, sigma)
     after = final_mu_constant(1.005**3, 3 / 4 + sum(rounding(s, 0.05, 1.0, bits)), 20_000, 1.0, sigma)
-    found = mu_of(method.releases(s, View.FINAL))
-    assert found == pytest.approx(min(after, last_model_mu(s, 0.0, Ball(1.0, None))), rel=1e-9)
+    found = mu_of(releases_to(method, s, View.FINAL))
+    assert found == pytest.approx(min(after, bound_of_last(NoisyFedAvg(sigma=0.05, project_to=1.0), s)), rel=1e-9)
     assert found >= before
 
 
@@ -379,7 +398,7 @@ def test_floats_put_less_than_was_counted_between_two_models(seed: int, size: fl
     start *= rng.random() * diameter / 2 / float(start.norm())
     integers = np.round(rng.standard_normal(d) * 2**24 * diameter * 2**far).astype(np.int64)
     sent = from_grid(integers, [(slice(0, d), -24)]).div_(n)
-    landed = start + Ball(diameter, None).step([Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
+    landed = start + stepped(Projected(diameter), [Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
     exact = start.double().numpy() + integers * 2.0**-24 / n
     norm, radius = float(np.linalg.norm(exact)), diameter / 2 * (1 - 1e-6)
     exact = exact if norm <= radius else exact * (radius / norm)
@@ -393,7 +412,7 @@ def test_the_statement_says_what_the_last_model_rests_on() -> None:
     statement = certify(method, s)
     epsilons = {v.view: v.proven.epsilon for v in statement.views}
     assert epsilons[View.FINAL] < epsilons[View.AGGREGATE] < epsilons[View.SERVER]
-    text = " ".join(method.assumptions(s))
+    text = " ".join(assumptions_of(method, s))
     assert "0.01-smooth" in text
     assert "as float32 computes them" in text
     assert "no model but the last and no figure of the others" in text
@@ -405,24 +424,16 @@ def test_every_row_with_a_bound_on_the_last_model_says_what_it_rests_on() -> Non
     method = NoisyFedAvg(sigma=0.5, project_to=2.0, assumed_smoothness=0.01)
     for view in View:
         s = method.calibrate(noisy(view, rounds=500, noise_multiplier=None))
-        bounded = mu_of(method.releases(s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
+        bounded = mu_of(releases_to(method, s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
         assert bounded is (view is not View.SERVER)
-        assert ("0.01-smooth" in " ".join(method.assumptions(s))) is bounded
+        assert ("0.01-smooth" in " ".join(assumptions_of(method, s))) is bounded
 
 
 class Unprojected(NoisyFedAvg):
     """The plain mean, which no ball holds."""
 
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return mean(uploads)
-
-
-class Elsewhere(NoisyFedAvg):
-    """What `aggregate` projects on is a property, and another one."""
-
-    @property
-    def ball(self) -> Ball:
-        return Ball(None, None)
+    def server(self, s: Setting) -> SumServer:
+        return Mean()
 
 
 class Weighing(NoisyFedAvg):
@@ -434,39 +445,35 @@ class Weighing(NoisyFedAvg):
 class OtherSteps(NoisyFedAvg):
     """Clients that go another way than gradients lead."""
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Plain(lambda local: None)
 
 
-class Renamed(NoisyFedAvg):
-    """Another name, and a figure more: what the bound rests on is as it was."""
+class SideBySide(NoisyFedAvg):
+    """A number that leaves beside the update, for which the bound has no price."""
 
-    name: Literal["renamed"] = "renamed"  # type: ignore[assignment]
-
-    def columns(self) -> tuple[()]:
-        return ()
-
-
-class SaysAgain(Unprojected):
-    """An aggregate of its own that projects, which the class says."""
-
-    bounds_last_model: ClassVar[bool] = True
-    aggregate = NoisyFedAvg.aggregate  # type: ignore[pydantic-field]
+    def extras(self, s: Setting) -> dict[str, tuple[int, ...]]:
+        return {"more": ()}
 
 
 @pytest.mark.parametrize(
     ("kind", "holds"),
-    [(NoisyFedAvg, True), (Renamed, True), (SaysAgain, True)]
-    + [(kind, False) for kind in (Unprojected, Elsewhere, Weighing, OtherSteps)],
+    [(NoisyFedAvg, True), (OtherSteps, True)] + [(kind, False) for kind in (Unprojected, Weighing, SideBySide)],
 )
-def test_a_class_that_replaces_what_the_bound_rests_on_does_not_inherit_it(kind: type[NoisyFedAvg], holds: bool) -> None:
-    """Without a projection, for instance, the last model tells what the sums do."""
+def test_the_bound_on_the_last_model_follows_from_the_parts(kind: type[NoisyFedAvg], holds: bool) -> None:
+    """Without a projection the last model tells what the sums do; how clients train matters to smoothness alone."""
     s = noisy(rounds=20_000, noise_multiplier=None)
     method = kind(sigma=0.5, project_to=0.02)
     s = method.calibrate(s)
     last, sums = (bound(releases_to(method, s, view), s.delta)[0] for view in (View.FINAL, View.AGGREGATE))
     assert (last < sums / 2) if holds else last == sums
-    assert bounds_last_model(method, s) is holds
+
+
+def test_smoothness_is_assumed_of_plain_clipped_steps_alone() -> None:
+    s = NoisyFedAvg(sigma=0.05, project_to=1.0).calibrate(noisy(View.FINAL, rounds=300, noise_multiplier=None))
+    options = {"sigma": 0.05, "project_to": 1.0}
+    plain, other = (bound_of_last(kind(**options, assumed_smoothness=0.01), s) for kind in (NoisyFedAvg, OtherSteps))
+    assert plain < other == bound_of_last(NoisyFedAvg(**options), s)
 
 
 def test_a_projected_run_is_calibrated_by_its_last_model_and_charged_in_full(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedveil.configuration.config import Config
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, Context, trained
 from fedveil.ledger.ledger import Ledger
-from fedveil.release.plan import Released
+from fedveil.mechanism.plan import Released
 from fedveil.run.assembly import federation, prepare
 from fedveil.run.data_card import HandedOver, recorded
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.methods.planner import Planner
 from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
-from fedveil.release.cost import plan_mu
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
@@ -71,7 +72,7 @@ def test_published_noise_by_hand() -> None:
 def test_published_is_full_dp_first_and_promises_nothing() -> None:
     s = setting(local=SPEC, epsilon=0.2, noise_multiplier=None, delta=0.02)
     method = SensitiveDP(variant="published")
-    objective = method.objective(s)
+    objective = method.client(s)
     assert isinstance(objective, RawHistory)
     assert objective.multiplier * objective.reach == pytest.approx(115.03275)
     assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
@@ -89,7 +90,7 @@ def test_momentum_stretches_the_published_bound() -> None:
     heavy = LocalSpec(5, None, 5, OptimizerSpec(lr=0.1, momentum=0.9), batch_clip=20.0)
     method = SensitiveDP(variant="published")
     bounds = [
-        method.objective(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
+        method.client(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
     ]
     assert all(isinstance(b, RawHistory) for b in bounds)
     with_momentum, plain = (b.reach for b in bounds if isinstance(b, RawHistory))
@@ -110,7 +111,7 @@ def test_momentum_stretches_the_published_bound() -> None:
 
 def test_clips_follow_released_norms_less_their_noise() -> None:
     """One release (3, 0, 0 | 0, 0, 0, 4) with noise std 1: squares 9 - 3 and 16 - 4; kappa 2: clips 2 sqrt 6 and 2 sqrt 12."""
-    policy = Remembered(SensitiveDP(clip=10.0), setting())
+    policy = Planner.of(Remembered(SensitiveDP(clip=10.0)), setting())
     state = policy.observe({}, upload([3.0, 0, 0, 0, 0, 0, 4.0], [0.0] * 7, 1.0))
     plan = policy.plan(released([0.0] * 7, 1), state)
     assert plan.layer_clip is not None
@@ -127,7 +128,7 @@ def test_clips_follow_released_norms_less_their_noise() -> None:
 @given(st.lists(st.floats(-9, 9, width=32), min_size=7, max_size=7), st.floats(0, 3), st.sampled_from(list(Adjacency)))
 def test_every_plan_costs_its_share_and_stays_in_range(vector: list[float], std: float, adjacency: Adjacency) -> None:
     s = setting(adjacency=adjacency)
-    policy = Remembered(SensitiveDP(), s)
+    policy = Planner.of(Remembered(SensitiveDP()), s)
     plan = policy.plan(released([0.0] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
     first = policy.plan(released([0.0] * 7), {}).layer_clip

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,16 +22,17 @@ from fedveil.errors import ConfigError
 from fedveil.federation.fit import _shown
 from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation
-from fedveil.federation.server_step import server_direction
-from fedveil.methods.base import MethodConfig, gaussian_plan, mean
+from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import Released, Upload
+from fedveil.methods.base import Fixed, MethodConfig, Release, Summed, SumServer, UploadServer, gaussian_plan, mean
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
 from fedveil.methods.run_cost import adds_up
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.plan import Fixed, Policy, Released, Upload
 from fedveil.statement.certify import certify
+from fedveil.training.local import State
 from fedveil.training.params import Layout
 
 N, Z = 50, 0.5
@@ -54,7 +55,7 @@ class Plus(MethodConfig):
     name: Literal["plus"] = "plus"
     clip: float = 1.0
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(gaussian_plan(s, self.clip))
 
 
@@ -62,26 +63,28 @@ class Weighted(Plus):
     weighting: Literal["uniform", "examples"] = "examples"
 
 
+class MedianServer(UploadServer):
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, torch.Tensor]:
+        return state, torch.stack([upload.vector for upload in uploads]).median(0).values
+
+
 class Median(Plus):
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return torch.stack([upload.vector for upload in uploads]).median(0).values
+    def server(self, s: Setting) -> UploadServer:
+        return MedianServer()
+
+
+class HalfServer(SumServer):
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, torch.Tensor]:
+        return state, total.vector / 2
 
 
 class Halved(Plus):
-    aggregates_sum: ClassVar[bool] = True
-
-    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
-        return mean(uploads) / 2
-
-
-class MedianOfNbafl(NbAFL):
-    """What its base class says of the base's `aggregate` says nothing of this one."""
-
-    aggregate = Median.aggregate
+    def server(self, s: Setting) -> SumServer:
+        return HalfServer()
 
 
 class Clamped(Plus):
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(replace(gaussian_plan(s, self.clip), clamp=1.0))
 
 
@@ -98,7 +101,7 @@ def test_what_is_no_plain_sum_inherits_the_servers_number(method: Any) -> None:
     texts = " ".join(text for view in certify(method, setting()).views for text in view.proven.assumptions)
     assert "no upload is missing" not in texts
     check_declared(method, setting(), torch.zeros(6))
-    assert not adds_up(MedianOfNbafl(), setting())
+    assert not adds_up(Median(), setting())
 
 
 def test_the_old_number_of_uploads_that_are_clamped_one_by_one_is_refuted() -> None:
@@ -165,7 +168,7 @@ def test_the_server_makes_the_same_model_of_uploads_of_equal_sums(tmp_path: Path
     others = shifted(there, uploads, step)
     assert not torch.equal(mean(uploads), mean(others))
     first, second = (_shown(there, seen) for seen in (uploads, others))
-    assert torch.equal(*(server_direction(there.method, there.setting, seen, model) for seen in (first, second)))
+    assert torch.equal(*(server_step(there.method, there.setting, {}, seen, model)[1] for seen in (first, second)))
     assert torch.equal(*(seen[0].extras[COUNTS] for seen in (first, second)))
     torch.testing.assert_close(first[0].vector, mean(uploads))
     assert evaluation_figures(there, first, 3) == pytest.approx(evaluation_figures(there, uploads, 3), rel=1e-5)

@@ -19,12 +19,13 @@ from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.setting import BudgetGroup, Setting
 from fedveil.methods.time_adaptive import TimeAdaptive
-from fedveil.release.plan import Plan, Released
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
+from method_kit import planner
 
 ROUNDS, CLIENTS = 8, 6
 CAPS = {"epsilons": [1.0, 4.0], "save_until": [0.5, 0.25]}
@@ -37,7 +38,7 @@ def config(*overrides: str, **method: Any) -> Config:
 
 
 def plan_of(method: TimeAdaptive, s: Setting, client: int, round: int) -> Plan:
-    policy = method.policy(s)
+    policy = planner(method, s)
     plan = policy.plan(Released(round, h.torch.zeros(7), None, client=client), policy.start())
     assert isinstance(plan, Plan)
     return plan
@@ -75,7 +76,7 @@ def test_without_saving_and_caps_it_is_dp_fedavg() -> None:
     for view in (View.SERVER, View.AGGREGATE):
         s = h.setting(view)
         for method in (TimeAdaptive(clip=0.3, saving=1.0), TimeAdaptive(clip=0.3, save_until=(0.0,))):
-            plain = DPFedAvg(clip=0.3).policy(s).plan(h.released([0.0] * 7), {})
+            plain = planner(DPFedAvg(clip=0.3), s).plan(h.released([0.0] * 7), {})
             assert all(h.all_same([(plan_of(method, s, 0, t), plain)]) for t in (0, 19))  # type: ignore[list-item]
             assert method.releases(s, view) == DPFedAvg().releases(s, view)
 

@@ -43,6 +43,7 @@ from fedveil.flower.round_messages import (
 from fedveil.flower.wire_format import Kind, WireError, decoded, encoded
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.mechanism.plan import Released
 from fedveil.methods.fedanc import FedANC
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
@@ -50,7 +51,6 @@ from fedveil.network.consenting_clients import AGAIN, ConsentingClients
 from fedveil.network.join import Joining, _alone, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, consent_bytes, offer_bytes, offer_of, read_consent, read_offer, refusal_bytes
-from fedveil.release.plan import Released
 from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
@@ -190,7 +190,7 @@ def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, mo
     client = JoinedClient(tmp_path, consent(0))
     offer = read_offer(message)
     assert client.consented(offer) == certified.epsilon
-    trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.method
+    trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.part.method
     assert (trained.gamma_min, judged(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
 
 

@@ -19,9 +19,9 @@ import tomli_w
 from federation_runs import config
 from fedveil.federation.plain_state import read_tree
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.noise_memory import STATE_FILE
 from fedveil.network.demo_network import demo
 from fedveil.network.programs import free_port
-from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from port_visitor import visits

@@ -23,7 +23,7 @@ from fedveil.methods.setting import Setting
 from fedveil.pages.explorer_methods import explorer_methods, explorer_values
 from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import Schedule
+from fedveil.papers.convergent_dp.convergent_claim import StepRates
 from fedveil.papers.fedanc import fedanc_claim as fedanc
 from fedveil.papers.fedglp_adp import baseline_claims as baselines
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
@@ -259,7 +259,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
         "clients": n,
         "noise_std": z * 0.7 / math.sqrt(n - 1),  # what a sum hides from a fellow client is z
     }
-    for name, schedule in (("constant", Schedule.CONSTANT), ("stage", Schedule.STAGE_WISE)):
+    for name, schedule in (("constant", StepRates.CONSTANT), ("stage", StepRates.STAGE_WISE)):
         mu = noisy_fedavg.FedAvgClaim(schedule, learning_rate=0.05, steps=6, **shared).mu
         close(claimed(family="noisy-fedavg", schedule=name), gaussian.epsilon_of(mu, d))
     travel = noisy_fedavg.shift([0.05] * 6, 1.0, 1, proximal=3.0, adjacency=Adjacency.ZERO_OUT)

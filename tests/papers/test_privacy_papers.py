@@ -17,7 +17,7 @@ from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, View
 from fedveil.errors import ConfigError
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import Schedule
+from fedveil.papers.convergent_dp.convergent_claim import StepRates
 from fedveil.papers.fedanc import fedanc_claim as fedanc
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.ladp_fl import ladp_claim as ladp
@@ -26,7 +26,7 @@ ZERO = Adjacency.ZERO_OUT
 settings_002 = {"learning_rate": 0.1, "clip": 10.0, "steps": 5, "smoothness": 1.0, "clients": 50, "noise_std": 1.0}
 
 
-def shifts_002(schedule: Schedule, rounds: int, *, learning_rate: float = 0.1, steps: int = 5) -> list[float]:
+def shifts_002(schedule: StepRates, rounds: int, *, learning_rate: float = 0.1, steps: int = 5) -> list[float]:
     return [noisy_fedavg.shift(row, 10.0, 50) for row in noisy_fedavg.learning_rates(schedule, learning_rate, steps, rounds)]
 
 
@@ -34,8 +34,8 @@ def shifts_002(schedule: Schedule, rounds: int, *, learning_rate: float = 0.1, s
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 10, 600])
-@pytest.mark.parametrize("schedule", [Schedule.CONSTANT, Schedule.CYCLIC])
-def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_rounds_on(schedule: Schedule, rounds: int) -> None:
+@pytest.mark.parametrize("schedule", [StepRates.CONSTANT, StepRates.CYCLIC])
+def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_rounds_on(schedule: StepRates, rounds: int) -> None:
     scale = noisy_fedavg.harmonic(5) * 0.1 / math.log(6)  # c such that (b)'s 2 c V ln(K+1) / m is the true gamma
     claim = noisy_fedavg.FedAvgClaim(schedule, **settings_002, rounds=rounds, scale=scale).mu
     attained = noisy_fedavg.linear_loss_mu(shifts_002(schedule, rounds), 50, 1.0)
@@ -46,7 +46,7 @@ def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_ro
 
 def test_noisy_fedavg_theorem_4_is_refuted_by_linear_losses() -> None:
     claim = noisy_fedavg.claim_fedprox(clip=10, proximal=1, smoothness=0.5, rounds=600, clients=50, noise_std=1)
-    rates = noisy_fedavg.learning_rates(Schedule.CONSTANT, 0.1, 50, 600)
+    rates = noisy_fedavg.learning_rates(StepRates.CONSTANT, 0.1, 50, 600)
     attained = noisy_fedavg.linear_loss_mu([noisy_fedavg.shift(row, 10, 50, proximal=1) for row in rates], 50, 1)
     assert attained > 10 * claim
     with pytest.raises(ConfigError, match="alpha > L"):
@@ -70,7 +70,7 @@ def test_noisy_fedavg_linear_loss_value_by_running_the_algorithm() -> None:
     shifts = [noisy_fedavg.shift([rate] * steps, clip, clients)] * rounds
     assert observed == pytest.approx(noisy_fedavg.linear_loss_mu(shifts, clients, sigma), abs=0.02)
     claim = noisy_fedavg.FedAvgClaim(
-        Schedule.CONSTANT,
+        StepRates.CONSTANT,
         learning_rate=rate,
         clip=clip,
         steps=steps,
@@ -86,22 +86,22 @@ def test_noisy_fedavg_linear_loss_value_by_running_the_algorithm() -> None:
 def test_noisy_fedavg_theorem_3_c_and_d_are_composition_and_d_needs_its_z(rounds: int, steps: int, mu: float) -> None:
     arguments = {**settings_002, "learning_rate": mu, "steps": steps, "rounds": rounds}
 
-    def true_mu(schedule: Schedule) -> float:
+    def true_mu(schedule: StepRates) -> float:
         shifts = shifts_002(schedule, rounds, learning_rate=mu, steps=steps)
         return noisy_fedavg.composition_mu(shifts, 50, 1.0, View.AGGREGATE)
 
-    assert noisy_fedavg.FedAvgClaim(Schedule.STAGE_WISE, **arguments).mu >= true_mu(Schedule.STAGE_WISE) * (1 - 1e-12)
+    assert noisy_fedavg.FedAvgClaim(StepRates.STAGE_WISE, **arguments).mu >= true_mu(StepRates.STAGE_WISE) * (1 - 1e-12)
     z = mu * noisy_fedavg.harmonic(steps)
-    assert noisy_fedavg.FedAvgClaim(Schedule.ITERATIVE, **arguments, scale=z).mu >= true_mu(Schedule.ITERATIVE) * (1 - 1e-12)
+    assert noisy_fedavg.FedAvgClaim(StepRates.ITERATIVE, **arguments, scale=z).mu >= true_mu(StepRates.ITERATIVE) * (1 - 1e-12)
     first = {**arguments, "rounds": 1}
-    one = noisy_fedavg.composition_mu(shifts_002(Schedule.ITERATIVE, 1, learning_rate=mu, steps=steps), 50, 1, View.AGGREGATE)
-    assert noisy_fedavg.FedAvgClaim(Schedule.ITERATIVE, **first, scale=0.99 * z).mu < one
+    one = noisy_fedavg.composition_mu(shifts_002(StepRates.ITERATIVE, 1, learning_rate=mu, steps=steps), 50, 1, View.AGGREGATE)
+    assert noisy_fedavg.FedAvgClaim(StepRates.ITERATIVE, **first, scale=0.99 * z).mu < one
 
 
 def test_noisy_fedavg_smallest_scale_bounds_every_round() -> None:
     for steps in (1, 5, 40):
         z = noisy_fedavg.harmonic(steps) / math.log(2)
-        rates = noisy_fedavg.learning_rates(Schedule.ITERATIVE, 1, steps, 300)
+        rates = noisy_fedavg.learning_rates(StepRates.ITERATIVE, 1, steps, 300)
         t = np.arange(300)
         slack = z * np.log((t + 2) / (t + 1)) - rates.sum(axis=1)
         assert slack[0] == pytest.approx(0, abs=1e-12)
@@ -136,7 +136,7 @@ def test_noisy_fedavg_lipschitz_constant_is_attained_by_a_concave_quadratic_and_
 
 
 def test_noisy_fedavg_views() -> None:
-    shifts = shifts_002(Schedule.CONSTANT, 9)
+    shifts = shifts_002(StepRates.CONSTANT, 9)
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.AGGREGATE) == pytest.approx(3 * 0.2 * math.sqrt(50))
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.SERVER) == pytest.approx(3 * 0.2 * 50)
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.FINAL) == noisy_fedavg.composition_mu(shifts, 50, 1, View.AGGREGATE)

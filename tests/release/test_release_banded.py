@@ -19,13 +19,13 @@ from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.release.banded import DYADIC_BITS, Banded
+from fedveil.mechanism.banded import DYADIC_BITS, Banded
+from fedveil.mechanism.grid import exponent_for, to_grid
+from fedveil.mechanism.noise_mechanism import Independent, Participation
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan
 from fedveil.release.door import Door
-from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Independent, Participation
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan
 from fedveil.training.params import Layout
 
 Integers = NDArray[np.int64]

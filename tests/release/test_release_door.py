@@ -19,14 +19,14 @@ from scipy import stats
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
+from fedveil.mechanism.cost import event_of, plan_mu
+from fedveil.mechanism.grid import exponent_for, to_grid
+from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, Raw, UnprovenPlan
+from fedveil.mechanism.sampler import rounded_normal
 from fedveil.release.bare_release import clipped
-from fedveil.release.cost import event_of, plan_mu
 from fedveil.release.door import Door
-from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Independent
-from fedveil.release.plan import DpSgd, Plan, Raw
-from fedveil.release.sampler import rounded_normal
 from fedveil.release.sealed import AGGREGATE
 from fedveil.training.params import Layout
 
@@ -167,7 +167,13 @@ PROMISING = {"upload": Plan(clip=1.0, noise_std=1.0), "sum": Plan(clip=1.0, nois
 @pytest.mark.parametrize(("update", "word"), BAD)
 def test_without_a_promise_bad_updates_are_refused_and_nothing_is_charged(update: Any, word: str) -> None:
     raw = Raw(("weights",), lambda _: Plan(clip=1.0, noise_std=1.0), "reads the update")
-    for plan in (Plan(), Plan(clip=1.0), Plan(noise_std=1.0), Plan(clip=1.0, noise_std=1.0, unproven="noise is not fresh"), raw):
+    for plan in (
+        Plan(),
+        Plan(clip=1.0),
+        Plan(noise_std=1.0),
+        UnprovenPlan(clip=1.0, noise_std=1.0, reason="noise is not fresh"),
+        raw,
+    ):
         for act in ("upload", "seal"):
             d = door(View.SERVER if act == "upload" else View.AGGREGATE)
             with pytest.raises(UpdateRefused, match=word):
@@ -307,7 +313,9 @@ def test_an_empty_round_still_releases_noise() -> None:
     assert len(entries(d)) == 1
 
 
-@pytest.mark.parametrize("sealed_under", [Plan(), Plan(clip=1.0, place="sum"), Plan(dp_sgd=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60))])
+@pytest.mark.parametrize(
+    "sealed_under", [Plan(), Plan(clip=1.0, place="sum"), LocalDpSgd(step=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60))]
+)
 def test_contributions_that_promise_nothing_stay_out_of_a_sum_that_does(sealed_under: Plan) -> None:
     d = door(View.AGGREGATE)
     part = d.seal(torch.ones(7), sealed_under, 0, 0)
@@ -452,7 +460,7 @@ def test_what_cannot_be_proven_says_why() -> None:
         "without noise": Plan(clip=1.0),
         "not clipped": Plan(noise_std=1.0),
         "only their sum": Plan(clip=1.0, noise_std=1.0, place="sum"),
-        "protects records": Plan(dp_sgd=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60)),
+        "protects records": LocalDpSgd(step=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60)),
     }
     for word, plan in cases.items():
         event = event_of(plan, LAYOUT, scope, rate=0.5)
@@ -471,7 +479,7 @@ def test_no_amplification_in_the_server_view() -> None:
 def test_dp_sgd_is_charged_as_sampled_steps_at_record_level(adjacency: Adjacency) -> None:
     """Slightly dearer than z alone: the errors of norms, sums and grid are in the sensitivity."""
     scope = Scope(Unit.RECORD, adjacency, View.SERVER)
-    event = event_of(Plan(dp_sgd=DpSgd(1.0, 3.0, 0.1, 5, 10.0, 60)), LAYOUT, scope, rate=None)
+    event = event_of(LocalDpSgd(step=DpSgd(1.0, 3.0, 0.1, 5, 10.0, 60)), LAYOUT, scope, rate=None)
     assert isinstance(event, SampledGaussian)
     assert (event.rate, event.count) == (0.1, 5)
     assert 3.0 / adjacency.factor * (1 - 1e-5) < event.noise_multiplier < 3.0 / adjacency.factor

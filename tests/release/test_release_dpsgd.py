@@ -21,13 +21,13 @@ from fedveil.configuration.config import configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.catalogue import IGNORED
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import step_sensitivity
+from fedveil.mechanism.plan import DpSgd
 from fedveil.models.model_registry import build
-from fedveil.release.cost import step_sensitivity
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import rows
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import DpSgd
 from fedveil.tasks.binary import Binary
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task

@@ -22,9 +22,11 @@ from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.engine import Engine
+from fedveil.mechanism.plan import Extra, Plan, Raw, Upload
+from fedveil.methods.base import Policy, UploadServer
+from fedveil.methods.planner import Planner
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Extra, Plan, Raw, Upload
 from fedveil.training.local import Local
 from fedveil.training.params import Layout
 
@@ -193,7 +195,7 @@ class Known:
         return torch.full_like(local.start, 1e-3 * (1 + local.client))
 
 
-class Seen:
+class Seen(UploadServer, Policy):
     """A policy that keeps the extras that it observes, and a method that keeps those that the server gets."""
 
     def __init__(self, plan: Plan, method: Any = None) -> None:
@@ -204,18 +206,21 @@ class Seen:
             raise AttributeError(name)
         return getattr(self.method, name)
 
-    def start(self) -> dict[str, Any]:
+    def start(self, s: Any) -> dict[str, Any]:
         return {"bits": torch.zeros(0)}
 
-    def plan(self, released: Any, state: dict[str, Any]) -> Plan:
+    def plan(self, s: Any, seen: Any, state: dict[str, Any]) -> Plan:
         return self.always
 
-    def observe(self, state: dict[str, Any], upload: Upload) -> dict[str, Any]:
-        return {"bits": torch.cat([state["bits"], upload.extras["bit"].reshape(1)])}
+    def observe(self, s: Any, state: dict[str, Any], left: Upload) -> dict[str, Any]:
+        return {"bits": torch.cat([state["bits"], left.extras["bit"].reshape(1)])}
 
-    def aggregate(self, uploads: Any, model: torch.Tensor) -> torch.Tensor:
+    def server(self, s: Any) -> UploadServer:
+        return self
+
+    def step(self, s: Any, state: dict[str, Any], uploads: Any) -> tuple[dict[str, Any], torch.Tensor]:
         self.uploads += [(u.round, u.client, {k: v.clone() for k, v in u.extras.items()}) for u in uploads]
-        return torch.zeros_like(model)
+        return state, torch.zeros_like(uploads[0].vector)
 
 
 @pytest.mark.parametrize("promise", [True, False])
@@ -227,10 +232,10 @@ def test_extras_travel_through_every_engine(view: str, engine: str, promise: boo
     extras = {"bit": Extra(1.0, std), "pair": Extra(1.0, std)}
     configuration = config({"name": "dp-fedavg"}, view, privacy={"epsilon": None, "noise_multiplier": 1e-9})
     run = job(configuration, tmp_path)
-    plan = replace(run.context.policy.always, clip=1.0, noise_std=std, extras=extras)  # type: ignore[attr-defined]
+    plan = replace(run.context.policy.part.always, clip=1.0, noise_std=std, extras=extras)  # type: ignore[attr-defined]
     door = replace(run.context.door, extras=SHAPES)
     door.ledger.budgets = None  # type: ignore[attr-defined]
-    policy = Seen(plan)
+    policy = Planner.of(Seen(plan), run.setting)
     method = Seen(plan, run.method)
     context = replace(run.context, policy=policy, objective=Known(), door=door)  # type: ignore[arg-type]
     run = replace(run, method=method, context=context)  # type: ignore[arg-type]

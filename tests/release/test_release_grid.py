@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError, UpdateRefused
-from fedveil.release import grid
-from fedveil.release.grid import exponent_for, from_grid, to_grid
-from fedveil.release.sampler import MAX_STD
+from fedveil.mechanism import grid
+from fedveil.mechanism.grid import exponent_for, from_grid, to_grid
+from fedveil.mechanism.sampler import MAX_STD
 
 float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 lengths = st.integers(min_value=0, max_value=5)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedveil.mechanism.plan import DpSgd
 from fedveil.models.model_registry import build
 from fedveil.release import by_hand
 from fedveil.release.by_hand import Losses
@@ -21,7 +22,6 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
-from fedveil.release.plan import DpSgd
 from fedveil.release.taps import NoRule, Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task

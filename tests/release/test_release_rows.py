@@ -13,12 +13,12 @@ import torch
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.release.banded import Banded
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan, Upload
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import DpSgd, Extra, Plan, Raw, Upload
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2, 2)))
@@ -67,12 +67,12 @@ def test_the_grid_in_the_ledger_reads_what_left(std: Any, tmp_path: Path) -> Non
         (Plan(), "none"),
         (Plan(clip=1.0), "none"),
         (Plan(noise_std=0.5), "independent"),
-        (Plan(clip=1.0, noise_std=0.5, unproven="the noise follows the data"), "independent"),
+        (UnprovenPlan(clip=1.0, noise_std=0.5, reason="the noise follows the data"), "independent"),
         (
             Raw(("norm",), lambda update: Plan(clip=1.0, noise_std=float(update.norm())), "the noise follows the norm"),
             "independent",
         ),
-        (Plan(dp_sgd=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60)), "none"),
+        (LocalDpSgd(step=DpSgd(1.0, 1.0, 0.1, 5, 10.0, 60)), "none"),
     ],
 )
 def test_floats_have_no_grid(plan: Plan | Raw, mechanism: str, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedveil.errors import ConfigError
-from fedveil.release import sampler
-from fedveil.release.sampler import fixed_sample, poisson_sample, rounded_normal
+from fedveil.mechanism import sampler
+from fedveil.mechanism.sampler import fixed_sample, poisson_sample, rounded_normal
 
 KEY = bytes(range(32))
 DRAWS = 20_000_000

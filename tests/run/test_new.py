@@ -241,8 +241,8 @@ def test_a_name_belongs_to_one_method_and_one_data_set(tmp_path: Path) -> None:
     data = (tmp_path / "walkers" / "walkers_data.py").read_text()
     with pytest.raises(ConfigError, match="'digits' of read belongs to a data set of fedveil"):
         load_plugins([plugin(tmp_path, "taken_two.py", data.replace('name="walkers"', 'name="digits"'))])
-    partial = plugin(tmp_path, "partial_one.py", code.replace("def policy", "def _policy"))
-    with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks policy"):
+    partial = plugin(tmp_path, "partial_one.py", code.replace("def release", "def _release"))
+    with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks release"):
         load_plugins([partial])
 
 

@@ -25,19 +25,19 @@ from fedveil.federation.plain_state import is_storable
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
-from fedveil.release.plan import Released
 from fedveil.run.assembly import federation, prepare
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 SECRETS = (0.5, 9.0)
 """What client 0 holds, in two worlds that differ in nothing else."""
 
 
 @dataclass(frozen=True)
-class Seen(Plain):
+class Seen(Plain, Remembering):
     """Plain training that keeps the client's secret, and does with it as `mode` says."""
 
     mode: str = ""
@@ -78,7 +78,7 @@ def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str)
     options = ("data.client_test_fraction=0.3", "training.clients_per_round=12", "run.engine=inline", "privacy.epsilon=8")
     config = h.digits({"name": "dp-fedavg"}, *options, *more)
     for secret in SECRETS:
-        monkeypatch.setattr(DPFedAvg, "objective", lambda self, s, secret=secret: Seen(mode=mode, secret=secret))
+        monkeypatch.setattr(DPFedAvg, "client", lambda self, s, secret=secret: Seen(mode=mode, secret=secret))
         result = fv.train(config, tmp_path / f"{secret:g}")
         assert result.privacy.proven.epsilon < 9
     return [tmp_path / f"{secret:g}" for secret in SECRETS]
@@ -216,8 +216,8 @@ class OwnMethod(DPFedAvg):
 
     kind: str = "velocity"
 
-    def objective(self, s: Setting) -> Objective:
-        kinds: dict[str, Callable[[], Objective]] = {
+    def client(self, s: Setting) -> Client:
+        kinds: dict[str, Callable[[], Client]] = {
             "velocity": Momentum,
             "penalty": lambda: Plain(penalty=push),
             "nothing": Plain,

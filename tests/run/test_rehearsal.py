@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,9 +23,9 @@ from federation_runs import covering, every_method, rehearsed
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
+from fedveil.mechanism.plan import Plan, Released, Upload
+from fedveil.methods.base import MethodConfig, Policy, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
-from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run import child_process, rehearsal
 from fedveil.run.assembly import prepare
 from fedveil.run.child_process import in_child
@@ -327,27 +327,26 @@ def test_a_right_task_of_ones_own_trains(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Keeps:
+class Keeps(Policy):
     """A policy that keeps what no checkpoint can hold, from the first release on."""
 
-    setting: Setting
-    common: ClassVar[bool] = True
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        return gaussian_plan(s, 0.5)
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        return gaussian_plan(self.setting, 0.5)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return {"seen": lambda: upload}
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
+        return {"seen": lambda: left}
 
 
 class Keeping(MethodConfig):
     name: Literal["keeping"] = "keeping"
 
-    def policy(self, s: Setting) -> Policy:
-        return Keeps(s)
+    def release(self, s: Setting) -> Release:
+        return Keeps()
+
+
+class Failing(SumServer):
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        raise LookupError("no upload of client 17")
 
 
 class Aggregating(Keeping):
@@ -355,8 +354,8 @@ class Aggregating(Keeping):
 
     name: Literal["aggregating"] = "aggregating"  # type: ignore[assignment]
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        raise LookupError("no upload of client 17")
+    def server(self, s: Setting) -> SumServer:
+        return Failing()
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ import fedveil.federation.fit as fitting
 import fedveil.run.run as module
 from fedveil.errors import LedgerError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.mechanism.noise_memory import NoiseMemory
 from fedveil.release.door import Door
-from fedveil.release.noise_memory import NoiseMemory
 from resumed_runs import case, entries, go
 
 ROUNDS = 6

@@ -25,11 +25,11 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.data.split import client_test_split, split_within_users
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import step_sensitivity
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import step_sensitivity
 from fedveil.statement.advice import learnability
 from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.plain_words import in_words

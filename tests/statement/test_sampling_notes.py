@@ -6,7 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -30,6 +30,7 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
+from fedveil.methods.base import Fixed
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_scaffold import DPScaffold
 from fedveil.methods.fed_addp import FedADDP
@@ -38,14 +39,13 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Fixed
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.statement.statement_terminal import render
 from fedveil.statement.statement_text import if_seen, numbers_table
-from fedveil.training.local import Objective, Plain
+from fedveil.training.local import Client, Plain, Proximal, Remembering
 
 ZERO, REPLACE = Adjacency
 
@@ -76,27 +76,22 @@ def test_seen_count_is_priced_for_the_pair_of_the_scope(unit: Unit, adjacency: A
     assert s.proven.epsilon == bound([SampledGaussian(0.2, 2 / factor, 16)], 1e-5, adjacency=pair)[0]
 
 
+class Shorter(DPFedAvg):
+    """A method of one's own whose clients have no memory."""
+
+    def client(self, s: Setting) -> Client:
+        return Plain(Proximal(0.1))
+
+
+class WithMemory(Plain, Remembering):
+    """Plain training that may keep something."""
+
+
 class Kept(DPFedAvg):
     """A method of one's own whose clients may keep something."""
 
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
-
-
-class KeepsNothing(Kept):
-    """The same, which says that they do not."""
-
-    memoryless: ClassVar[bool] = True
-
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
-
-
-class KeptAgain(KeepsNothing):
-    """What was said of another objective says nothing."""
-
-    def objective(self, s: Setting) -> Objective:
-        return Plain()
+    def client(self, s: Setting) -> Client:
+        return WithMemory()
 
 
 @pytest.mark.parametrize(
@@ -111,8 +106,7 @@ class KeptAgain(KeepsNothing):
         (FedDPA(), False, False),
         (FedADDP(), False, False),
         (Kept(), False, False),
-        (KeepsNothing(), False, True),
-        (KeptAgain(), False, False),
+        (Shorter(), False, True),
     ],
     ids=lambda value: getattr(type(value), "__name__", str(value)),
 )
@@ -126,7 +120,7 @@ def test_who_sees_the_count_may_learn_the_names_from_what_clients_keep(
     assert named > 1.2 * crowd
     assert s.own.seen_count == pytest.approx(crowd if forgets else named, rel=1e-3)
     drawn = certify(method, setting(), batch_norm=batch_norm)
-    fixed = isinstance(method.policy(setting()), Fixed)
+    fixed = isinstance(method.release(setting()), Fixed)
     assert any("drawn afresh" in note for note in drawn.notes) == (forgets and fixed)
 
 

@@ -24,11 +24,11 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import Weighting
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Plan
 from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import Statement

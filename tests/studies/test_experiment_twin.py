@@ -19,9 +19,9 @@ from fedveil.engines.batched_gradient import Stack
 from fedveil.engines.device import gpu_problem
 from fedveil.errors import ConfigError
 from fedveil.federation.round import ClientTask, client_round
+from fedveil.mechanism.plan import Released
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
-from fedveil.release.plan import Released
 from fedveil.release.sealed import Contribution
 from fedveil.run.assembly import build_model, prepare
 from fedveil.run.recorded_run import read_run

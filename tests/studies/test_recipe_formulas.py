@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
 from fedveil.papers.convergent_dp.printed_sensitivity import printed_sensitivity, printed_sensitivity_fedprox
 from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
 from fedveil.studies.reproduce.recipe import rows
@@ -100,7 +100,7 @@ def test_refused() -> None:
         printed_sensitivity_fedprox(V, L, L, M)
     setting: dict[str, Any] = {"learning_rate": MU, "clip": V, "steps": K, "smoothness": L, "rounds": 10, "clients": M}
     with pytest.raises(ConfigError, match="round"):
-        printed_sensitivity(FedAvgClaim(Schedule.CONSTANT, noise_std=SIGMA, **setting), -1)
+        printed_sensitivity(FedAvgClaim(StepRates.CONSTANT, noise_std=SIGMA, **setting), -1)
     recipe = load_recipe("aldp-fl/table-4")
     with pytest.raises(ConfigError, match="not of fedavg"):
         of_worst_privacy(job_of(recipe, rows(recipe)[0], "paper").config, None, NOWHERE)

@@ -16,11 +16,12 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
-from fedveil.methods.method import Method
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.methods.method import Method, participation_of
+from fedveil.methods.planner import Planner
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 
@@ -83,9 +84,19 @@ def federation(
     door = Door(model.layout, scope, "r", book or Book(), randomness, rate, extras=shapes, memory=memory)
     summed = view is not View.SERVER
     context = Context(
-        model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
+        model,
+        clients,
+        local,
+        method.client(setting),
+        Planner.of(method.release(setting), setting),
+        door,
+        randomness,
+        summed,
+        model.buffers(),
     )
-    return Federation(setting, method, context, (clients.x, clients.y), randomness, participation=method.participation(setting))
+    return Federation(
+        setting, method, context, (clients.x, clients.y), randomness, participation=participation_of(method, setting)
+    )
 
 
 def gradient(w: NDArray[np.float64], part: Any) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,14 +20,17 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.server_step import server_step
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
+from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan, Raw, Released, Upload
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -52,6 +56,17 @@ def upload(vector: list[float], start: list[float], noise_std: float = 0.0, layo
     """What left, from plain numbers."""
     std = torch.full((len(layout),), noise_std)
     return Upload(0, 0, torch.tensor(vector), std, Plan(clip=1.0, noise_std=noise_std), start=torch.tensor(start))
+
+
+def planner(method: Any, s: Setting) -> Planner:
+    """What makes the plans of a method in a setting."""
+    return Planner.of(method.release(s), s)
+
+
+def stepped(method: Any, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    """The step [d] that the server of a method, or a server alone, makes of a round."""
+    owner = method if hasattr(method, "server") else SimpleNamespace(name="server alone", server=lambda s: method)
+    return server_step(owner, setting(), {}, uploads, model)[1]
 
 
 def digits(method: dict[str, Any], *overrides: str, clients: int = 12, rounds: int = 3, **sections: Any) -> Config:
@@ -234,7 +249,7 @@ def _same(x: Any, y: Any) -> bool:
 
 def method_releases_mu(method: Method, s: Setting) -> float:
     """mu of everything that a run releases in its own view, all releases being Gaussian."""
-    events = [e for e in method.releases(s, s.scope.view) if isinstance(e, Gaussian)]
+    events = [e for e in releases_to(method, s, s.scope.view) if isinstance(e, Gaussian)]
     return math.sqrt(sum(e.count * e.mu**2 for e in events))
 
 

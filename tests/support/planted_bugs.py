@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ from fedveil.accounting.types import Event, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
+from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.base import Method, MethodConfig, Setting, mean
+from fedveil.methods.base import Fixed, Method, MethodConfig, Policy, Release, Setting, Summed, SumServer
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
+from fedveil.methods.planner import Planner
 from fedveil.methods.trajectory import Trajectory
 from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare
@@ -88,13 +89,13 @@ def door(kind: type[Door]) -> Vary:
     return vary
 
 
-def telling(policy: Callable[[Fixed], Policy] | None = None, objective: type[Plain] | None = None) -> Vary:
+def telling(policy: Callable[[Fixed], Release] | None = None, objective: type[Plain] | None = None) -> Vary:
     """The run with an objective that tells, and a policy that may listen."""
 
     def vary(job: Federation) -> Federation:
-        own = job.context.policy
+        own = job.context.policy.part
         assert isinstance(own, Fixed)
-        return context(job, objective=(objective or Telling)(), policy=policy(own) if policy else own)
+        return context(job, objective=(objective or Telling)(), policy=Planner.of(policy(own) if policy else own, job.setting))
 
     return vary
 
@@ -180,27 +181,19 @@ class TwoGradients(Plain):
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Policy):
     """A policy of one function: from the plan of DP-FedAvg to another one."""
 
     base: Fixed
     change: Callable[[Plan, Released], Plan]
-    common: bool = False
-    counter: Any = field(default_factory=itertools.count)
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        return self.change(self.base.always, released)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        return self.change(self.base.always, seen)
 
 
-def own(change: Callable[[Plan, Released], Plan], **more: Any) -> Vary:
+def own(change: Callable[[Plan, Released], Plan]) -> Vary:
     """The run with an objective that tells, and plans so changed."""
-    return telling(lambda base: Own(base, change, **more))
+    return telling(lambda base: Own(base, change))
 
 
 def louder(plan: Plan, factor: float) -> Plan:
@@ -217,7 +210,7 @@ def counting() -> Vary:
 class Listening(Own):
     """Learns from private figures as it observes."""
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         return {"norm": SEEN["norm"]}
 
 
@@ -226,8 +219,8 @@ class Showing(Own):
 
     columns = (Column("quality", public=True),)
 
-    def observe(self, state: State, upload: Upload) -> State:
-        return {"rounds": upload.round}
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
+        return {"rounds": left.round}
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         return {"quality": float(SEEN["loss"])}
@@ -251,15 +244,25 @@ def send_what_moved(plan: Plan, released: Released) -> Plan:
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Making(SumServer):
+    """Makes of the mean what a function does."""
+
+    make: Callable[[Tensor], Tensor]
+
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        return state, self.make(total.vector)
+
+
 class NoiseAfterAveraging(DPFedAvg):
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(Plan(clip=self.clip, place="sum"))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         return DPFedAvg().releases(s, view)
 
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) + torch.randn(len(model)) * self.clip / len(uploads)
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean + torch.randn(len(mean)) * self.clip)
 
 
 class ByExamples(DPFedAvg):
@@ -269,13 +272,13 @@ class ByExamples(DPFedAvg):
 
 
 class ByLoss(DPFedAvg):
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) * float(1 + SEEN["loss"])
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean * float(1 + SEEN["loss"]))
 
 
 class WithRawUpdate(DPFedAvg):
-    def aggregate(self, uploads: Any, model: Tensor) -> Tensor:
-        return mean(uploads) + 0.01 * SEEN["update"]
+    def server(self, s: Setting) -> SumServer:
+        return Making(lambda mean: mean + 0.01 * SEEN["update"])
 
 
 class HalfPrice(DPFedAvg):
@@ -293,10 +296,9 @@ class OneStepARound(FedAvg):
 class FewerSteps(NoisyFedAvg):
     """The clip and the noise are for one step fewer than clients take."""
 
-    def policy(self, s: Setting) -> Policy:
-        policy = super().policy(s)
-        assert isinstance(policy, Trajectory)
-        return Trajectory(policy.bounds / 2, policy.noise_std / 2)
+    def release(self, s: Setting) -> Trajectory:
+        right = super().release(s)
+        return Trajectory(right.bounds / 2, right.noise_std / 2)
 
 
 class BareCount(AdaptiveClipping):
@@ -305,7 +307,7 @@ class BareCount(AdaptiveClipping):
     def releases(self, s: Setting, view: View) -> list[Event]:
         return DPFedAvg().releases(s, view)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         return Fixed(Plan(clip=1.0, noise_std=s.z, extras={"within": Extra(0.5, 0.0)}))
 
 

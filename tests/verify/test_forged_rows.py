@@ -22,15 +22,16 @@ from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.method_registry import METHODS
 from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
-from fedveil.release.plan import Plan, Released
 from fedveil.run.recorded_run import read_run
 from fedveil.run.verification import verification
 from fedveil.verify import statement_checks, verify_run
 from forged_ledger import ForgedLedger
+from method_kit import planner
 from verified_runs import made, small_run
 
 pytestmark = pytest.mark.heavy
@@ -130,7 +131,7 @@ def test_the_verifier_knows_where_each_built_in_method_adds_its_noise() -> None:
             method, s = calibrated_setting(configured(name, variant))
         except ConfigError:  # it has no such variant, or no noise at the door
             continue
-        policy = method.policy(s)
+        policy = planner(method, s)
         plan = policy.plan(Released(0, torch.zeros(s.layout.dimension), None), policy.start())
         if isinstance(plan, Plan) and torch.as_tensor(plan.noise_std).any():  # of others nothing is proven
             assert (plan.place == "upload") == ((name, variant) in statement_checks._IN_SHARES), (name, variant)

@@ -20,8 +20,8 @@ from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.power import largest_tpr, tpr_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.ledger.entry import event_columns
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Extra, Plan
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Extra, Plan
 from fedveil.training.params import Layout
 from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve, gaussian_epsilon

@@ -11,7 +11,7 @@ _LARGEST_PART = 0.01
 
 
 def total_variation(n: int) -> float:
-    """Bound on the total variation between one draw of n coordinates by `fedveil.release.sampler` and its ideal law.
+    """Bound on the total variation between one draw of n coordinates by `fedveil.mechanism.sampler` and its ideal law.
 
     Rounding adds nothing. The words are distinct blocks of a permutation of 2^128 values, where ideal ones may repeat: at most
     m (m - 1) / 2^129 for m pairs, 2^-84 at 11 million coordinates. Beyond this stands the usual assumption that AES-256 and

@@ -11,10 +11,10 @@ import torch
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, Context, client_round
+from fedveil.mechanism.plan import Plan, Raw, Upload
 from fedveil.release.bare_release import clipped
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Plan, Raw, Upload
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 

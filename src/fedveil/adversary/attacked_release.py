@@ -18,10 +18,10 @@ from fedveil.adversary.attacked_client import Victim, client_release, holders_of
 from fedveil.adversary.attacker_knowledge import Interception, interception_of
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import sample
+from fedveil.mechanism import plan as release
+from fedveil.mechanism.cost import per_layer
+from fedveil.mechanism.grid import from_grid
 from fedveil.methods.method import weighting_of
-from fedveil.release import plan as release
-from fedveil.release.cost import per_layer
-from fedveil.release.grid import from_grid
 from fedveil.release.sealed import Contribution
 from fedveil.training.local import Plain
 

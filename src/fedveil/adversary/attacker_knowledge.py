@@ -12,7 +12,7 @@ from fedveil.adversary.attacked_client import Victim
 from fedveil.attacks.attack_types import CapturedUpload, Knowledge, KnownTraining, Noise
 from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.attacks.simulate import BATCH_NORMS
-from fedveil.release import plan as release
+from fedveil.mechanism import plan as release
 from fedveil.training.local import Plain
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import pairs, training_subject
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.methods.defence import Defence
 from fedveil.methods.run_cost import releases_to
-from fedveil.release.plan import Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 from fedveil.training.cores import process_state
 
@@ -91,7 +91,7 @@ def audit_setting(
     plan = first_plan(case)
     if not isinstance(plan, Plan):
         return _in_training(case, rng, n, alpha, on_step)
-    if plan.dp_sgd is not None:
+    if isinstance(plan, LocalDpSgd):
         return _dp_sgd(method, setting, rng, n, alpha, on_step)
     if setting.scope.view is View.FINAL:
         on_step(f"the last model of {setting.rounds} rounds")
@@ -143,7 +143,7 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
     rounds = min(setting.participations, ROUNDS)
-    small, wide = (dp_sgd_audit.Client(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
     on_step(f"{rounds} rounds of DP-SGD, one example")
     found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:

@@ -18,11 +18,11 @@ from fedveil.adversary.replay_measures import Measured, measured, planned_stds
 from fedveil.adversary.replay_notes import Diary
 from fedveil.adversary.replay_records import RecordedLedger, RecordedRandomness
 from fedveil.errors import FedveilError
-from fedveil.release.cost import promises, step_exponent, step_sensitivity
+from fedveil.mechanism.cost import promises, step_exponent, step_sensitivity
+from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload
 from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.noise_mechanism import Independent
-from fedveil.release.plan import Plan, Raw, Upload
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 
@@ -120,7 +120,7 @@ class ReplayDoor(Door):
     def _left(self, sent: Tensor, plan: Plan, client: int, round: int, *, noisy: bool) -> None:
         """Note what a client let out: exact integers before the noise; or a float vector, made of noisy steps alone."""
         if sent.dtype != torch.int64:
-            self.diary.note("public", POST_PROCESSED, round, client, sent if plan.dp_sgd is not None else None)
+            self.diary.note("public", POST_PROCESSED, round, client, sent if isinstance(plan, LocalDpSgd) else None)
             return
         contribution = measured(sent.numpy() - self._drawn(plan, client, round, noisy=noisy), plan, self.parts)
         self.diary.verdict(CLIPPED, round, client, contribution.problem())

@@ -14,7 +14,7 @@ from scipy.stats import binom
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.plan import Plan
+    from fedveil.mechanism.plan import Plan
     from fedveil.release.release_layout import ReleaseLayout
 
     Integers = NDArray[np.int64]

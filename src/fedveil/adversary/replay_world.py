@@ -22,7 +22,6 @@ from fedveil.federation.round import planned
 from fedveil.federation.selection_score import release_score
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.release.plan import is_common
 
 if TYPE_CHECKING:
     from fedveil.adversary.neighbours import Neighbour
@@ -37,7 +36,6 @@ TRAINED = "training gives something to release"
 PARTICIPANTS = "participants"
 BROADCAST = "what clients receive"
 PURE = "plans are pure functions, and what is received stays as it was"
-COMMON = "plans called common are the same for all"
 STATES = "states of the policy"
 MODELS = "global models and the server's step"
 HISTORY = "public columns of the history"
@@ -96,7 +94,7 @@ def play(
     if neighbour is not None:
         context = replace(context, clients=neighbour.clients, tests=neighbour.tests)
     job, progress = replace(job, context=context, client_tests=job.client_tests and context.tests), start(job)
-    columns, ended = declared(context.task, context.objective, context.policy), ""
+    columns, ended = declared(context.task, context.objective, context.policy.part), ""
     try:
         with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
             while progress.round < min(rounds, job.setting.rounds):
@@ -215,8 +213,6 @@ def _conclusions(job: Federation, world: World) -> Iterator[Note]:
     yield Note("verdict", DRAWN, 0, ROUND, f"{again} of {len(digests)} releases carry the noise of another" if again else "")
     batches = [note.value for note in world.notes if note.kind == "private" and note.check == BATCHES]
     yield Note("verdict", BATCHES, 0, ROUND, not_drawn_by_poisson(batches) or _unsampled(job, public(ROWS)))
-    if is_common(job.context.policy):
-        yield Note("verdict", COMMON, 0, ROUND, _apart(public(PLANS)))
 
 
 def _unsampled(job: Federation, rows: list[Note]) -> str:
@@ -227,16 +223,6 @@ def _unsampled(job: Federation, rows: list[Note]) -> str:
         inside = s.scope.unit is Unit.RECORD and note.value.note
         if isinstance(note.value.event, SampledGaussian) and note.value.event.rate < 1 and not inside and not secret:
             return f"{note.place} is charged as a secret Poisson sample; sampling is {s.sampling}, the view {s.scope.view}"
-    return ""
-
-
-def _apart(plans: list[Note]) -> str:
-    """Where clients of one round have different plans."""
-    first: dict[int, Note] = {}
-    for note in plans:
-        other = first.setdefault(note.round, note)
-        if problem := difference(other.value, note.value):
-            return f"{note.place} has another plan than client {other.client}: {problem}"
     return ""
 
 

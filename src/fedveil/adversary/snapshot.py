@@ -23,9 +23,11 @@ from fedveil.federation.before_round import released
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.mechanism.plan import Plan, Released
+from fedveil.methods.base import Fixed
+from fedveil.methods.planner import Planner
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
-from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
 from fedveil.run.resume import identity, run_id_of
@@ -108,7 +110,7 @@ class Snapshot:
     def without_defence(self) -> Snapshot:
         """The same place with plain local training, and uploads that leave as they are."""
         s = self.federation
-        context = replace(s.context, policy=Fixed(Plan()), objective=Plain(), summed=False)
+        context = replace(s.context, policy=Planner.of(Fixed(Plan()), s.setting), objective=Plain(), summed=False)
         raw = replace(s, context=context, setting=replace(s.setting, example_clip=None))
         return replace(self, federation=raw, progress=replace(self.progress, policies={}, privates={}))
 

@@ -6,7 +6,7 @@ import torch
 
 from fedveil.attacks.attack_types import CapturedUpload, Clip, KnownTraining
 from fedveil.attacks.simulate import split
-from fedveil.release import plan as release
+from fedveil.mechanism import plan as release
 from fedveil.training.params import Layout
 
 

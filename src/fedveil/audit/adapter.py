@@ -17,13 +17,14 @@ import torch
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
+from fedveil.mechanism.cost import active_layers, per_layer, plan_mu
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import Plan, Raw, Released
+from fedveil.mechanism.plan import Upload as Release
+from fedveil.methods.planner import Planner
 from fedveil.release.bare_release import clipped
-from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan, Policy, Raw, Released
-from fedveil.release.plan import Upload as Release
 from fedveil.release.release_row import NullLedger
 from fedveil.training.params import Layout
 
@@ -56,7 +57,7 @@ class Case:
 
     method: Method
     setting: Setting
-    policy: Policy
+    policy: Planner
     model: Tensor
 
     @classmethod
@@ -64,7 +65,7 @@ class Case:
         """The case of a calibrated setting; its layout is shrunk to about `dimension`."""
         small = replace(setting, layout=shrunk(setting.layout, dimension))
         model = 0.1 * torch.randn(small.layout.dimension, generator=torch.Generator().manual_seed(0))
-        return cls(method, small, method.policy(small), model)
+        return cls(method, small, Planner.of(method.release(small), small), model)
 
     @property
     def summed(self) -> bool:

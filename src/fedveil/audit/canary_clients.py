@@ -25,10 +25,10 @@ from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
+from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
-from fedveil.release.plan import Plan, Released
-from fedveil.training.local import HasMetrics, HasPersonalModel, Local, Objective, State
+from fedveil.training.local import Client, HasMetrics, HasPersonalModel, Local, Remembering, State
 
 UNSEEN = 1000
 """Directions of canaries that never join, from which the largest cosine over rounds gets its distribution."""
@@ -36,14 +36,14 @@ AT_ONCE = 50
 
 
 @dataclass(frozen=True)
-class Canaries:
+class Canaries(Remembering):
     """Any objective, with the update of each client whose private state says `canary` replaced by that canary's direction.
 
     Args:
         seed: of the directions. norm: of a canary's update, far above every clip.
     """
 
-    inner: Objective
+    inner: Client
     seed: int
     norm: float
 
@@ -152,7 +152,11 @@ def check(federation: Federation, k: int) -> None:
     if s.scope.unit is not Unit.CLIENT:
         raise ConfigError("client canaries estimate what protects clients: set privacy.unit = 'client', or leave --canaries out")
     plan = context.plan(Released(0, context.model.vector.cpu(), None, 0.5), context.policy.start())
-    if not isinstance(plan, Plan) or plan.dp_sgd is not None or not (math.isfinite(plan.clip) or plan.layer_clip is not None):
+    if (
+        not isinstance(plan, Plan)
+        or isinstance(plan, LocalDpSgd)
+        or not (math.isfinite(plan.clip) or plan.layer_clip is not None)
+    ):
         raise ConfigError(
             f"client canaries upload at the clip; {federation.method.name} fixes no clip before it sees the update: "
             "leave --canaries out, or audit a variant that is proven"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.accounting.types import Unit
 from fedveil.audit.training_audit import Trainer
 from fedveil.errors import ConfigError
-from fedveil.release.plan import Plan, Raw, Released
+from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.training.local import State
 
 

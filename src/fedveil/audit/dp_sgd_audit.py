@@ -36,11 +36,11 @@ from fedveil.audit.subject import Floats
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import DpSgd, Plan
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
 
@@ -50,7 +50,7 @@ TALL = 10.0
 
 
 @dataclass(frozen=True)
-class Client:
+class DpSgdClient:
     """A client whose local training is DP-SGD, in every one of `rounds` rounds; alone in its sum where uploads are summed."""
 
     case: Case
@@ -60,9 +60,9 @@ class Client:
     def step(self) -> DpSgd:
         """What each step does."""
         plan = first_plan(self.case)
-        if not isinstance(plan, Plan) or plan.dp_sgd is None:
+        if not isinstance(plan, LocalDpSgd):
             raise ConfigError(f"{self.case.method.name} does not train with DP-SGD here: set training.local = 'dp-sgd'")
-        return plan.dp_sgd
+        return plan.step
 
     @property
     def offset(self) -> float:
@@ -87,9 +87,8 @@ class Client:
         for t in range(self.rounds):
             released = case.released(t)
             plan = case.policy.plan(released, state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
-            one = plan.dp_sgd
+            assert isinstance(plan, LocalDpSgd)
+            one = plan.step
             if one.rate != first.rate or not math.isclose(one.noise_multiplier, first.noise_multiplier, rel_tol=1e-3):
                 return False
             state = case.policy.observe(state, observed(case.release(torch.zeros_like(case.model), plan, t, rng), released))
@@ -98,16 +97,15 @@ class Client:
     def uploads(self, examples: Tensor, rng: np.random.Generator, gradients: GradientOf) -> Iterator[Tensor]:
         """What leaves in each round [d], when the client's examples are these rows [n, d]."""
         case, s, model = self.case, self.case.setting, linear_model(self.case.setting.layout)
-        objective, state = case.method.objective(s), case.policy.start()
+        objective, state = case.method.client(s), case.policy.start()
         private: State = {}
         labels = torch.zeros(len(examples), dtype=torch.int64)
         for t in range(self.rounds):
             released = case.released(t)
             plan = case.policy.plan(released, state)
-            assert isinstance(plan, Plan)
-            assert plan.dp_sgd is not None
+            assert isinstance(plan, LocalDpSgd)
             noise = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-            step = replace(plan.dp_sgd, cap=max(plan.dp_sgd.cap, len(examples)))  # all canaries may join
+            step = replace(plan.step, cap=max(plan.step.cap, len(examples)))  # all canaries may join
             source = PerExampleGradient(step, noise, (t, 0), gradients)
             batches = torch.Generator().manual_seed(t)
             local = Local(model, released.model, s.local, source, batches, round=t, support=plan.support, state=private)
@@ -149,7 +147,7 @@ def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block],
 # --- two worlds --------------------------------------------------------------------------------------------------------
 
 
-def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
+def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
     """(world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` common ones differs."""
     step, d = client.step, client.case.setting.layout.dimension
     own = torch.full((d,), TALL * step.clip / math.sqrt(d))
@@ -167,7 +165,7 @@ def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.G
 
 
 def audit_two_worlds(
-    client: Client, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
+    client: DpSgdClient, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
 ) -> Audit:
     """Tell two neighbouring data sets of one client apart in n runs each.
 
@@ -189,7 +187,7 @@ def audit_two_worlds(
 # --- one run -----------------------------------------------------------------------------------------------------------
 
 
-def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+def canary_scores(client: DpSgdClient, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
     """One run in which example i has its gradient along coordinate i, or as in the other world, by a fair coin.
 
     Returns:
@@ -206,7 +204,7 @@ def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Seq
     return np.sum(x, axis=0), coins.tolist()
 
 
-def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+def simulated_scores(client: DpSgdClient, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
     """The same scores as the charged mechanism would give them, for m canaries."""
     step = client.step
     coins = rng.random(m) < 0.5
@@ -214,7 +212,7 @@ def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[
     return joined + math.sqrt(client.steps) * step.noise_multiplier * rng.standard_normal(m), coins.tolist()
 
 
-def audit_canaries(client: Client, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
+def audit_canaries(client: DpSgdClient, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
     """A bound from one run with as many canary examples as the layout has coordinates; guesses fixed by a simulation."""
     check_level(alpha)
     m, scope = client.case.setting.layout.dimension, client.case.scope

@@ -5,7 +5,7 @@ was added to (Mironov 2012). The attack counts the coordinates that a hypothesis
 finds none, however large the noise. It needs a single release, and holds for the server (known contribution: nothing, or the
 client's clipped vector) as for those who see a sum (known contribution: the sum of all other clients, or of all).
 
-Releases on a grid (`fedveil.release.grid`) are integers plus integers; there the same counts tell nothing.
+Releases on a grid (`fedveil.mechanism.grid`) are integers plus integers; there the same counts tell nothing.
 """
 
 from __future__ import annotations

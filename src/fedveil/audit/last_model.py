@@ -8,7 +8,8 @@ for every L. Policy, door, aggregation and the server's optimiser are the run's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,9 @@ from fedveil.audit.subject import Floats, Output
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
-from fedveil.federation.server_step import server_direction
-from fedveil.release.plan import Plan, Released
-
-FAR = 1e6
-"""A step so long that an aggregation which keeps the model in a ball must shorten it."""
+from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
+from fedveil.methods.parts import Mean
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Runs:
     def of(cls, case: Case) -> Runs:
         """The runs of the pair that is worst for the first round's plan."""
         plan = first_plan(case)
-        if not isinstance(plan, Plan) or plan.dp_sgd is not None or not case.summed:
+        if not isinstance(plan, Plan) or isinstance(plan, LocalDpSgd) or not case.summed:
             raise ConfigError(
                 "whole runs are audited where plans do not read the data, noise is at the door and updates are summed"
             )
@@ -47,17 +46,14 @@ class Runs:
     @property
     def gaussian(self) -> bool:
         """Whether the last model is Gaussian with the same covariance in both worlds."""
-        s, model, rng = self.case.setting, self.case.model, np.random.default_rng(0)
-        far = replace(
-            self.case.release(model, first_plan(self.case), 0, rng, denominator=s.cohort), vector=torch.full_like(model, FAR)
-        )
-        linear = s.server.name == "sgd" and torch.equal(self.case.method.aggregate([far], model), far.vector)
+        s, rng = self.case.setting, np.random.default_rng(0)
+        linear = s.server.name == "sgd" and type(self.case.method.server(s)) is Mean
         return linear and gaussian_run(self.case, min(s.rounds, 10), rng)
 
     def last(self, world: int, rng: np.random.Generator, /) -> torch.Tensor:
         """The last model [d] of one run."""
         case, s = self.case, self.case.setting
-        state, previous = case.policy.start(), None
+        state, served, previous = case.policy.start(), dict[str, Any](), None
         vector, server = case.model.clone(), s.server.build()
         for t in range(s.rounds):
             model = vector.clone()
@@ -67,7 +63,8 @@ class Runs:
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, denominator=s.cohort)
             state = case.policy.observe(state, observed(release, released))
-            server.step(vector, -server_direction(case.method, s, [release], model))
+            served, step = server_step(case.method, s, served, [release], model)
+            server.step(vector, -step)
             previous = model
         return vector
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
 from fedveil.audit.two_world import Rates, audit_gdp, midpoint, rates
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
 
 FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
 
@@ -46,7 +46,7 @@ class LinearRun:
     def claimed_mu(self) -> float:
         """mu of the final model as the theorem has it (Theorem 3a, Eq. 15)."""
         return FedAvgClaim(
-            Schedule.CONSTANT,
+            StepRates.CONSTANT,
             learning_rate=self.lr,
             clip=self.clip,
             steps=self.steps,

@@ -11,9 +11,9 @@ from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, warmed, worst_pair
 from fedveil.audit.float_pattern import audit_float_pattern
 from fedveil.audit.integer_bits import audit_integer_bits
-from fedveil.release.grid import from_grid
-from fedveil.release.plan import Plan
-from fedveil.release.plan import Upload as Release
+from fedveil.mechanism.grid import from_grid
+from fedveil.mechanism.plan import Plan
+from fedveil.mechanism.plan import Upload as Release
 
 MOST = 200
 """Releases of each world that are looked at: a pattern shows in one."""

@@ -20,9 +20,9 @@ from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.adapter import Case
 from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.subject import Floats, Output, Subject
+from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.release.bare_release import clipped
-from fedveil.release.plan import Plan, Raw, Released
-from fedveil.training.local import Local, Objective, State, train
+from fedveil.training.local import Client, Local, State, train
 from fedveil.training.params import FlatModel, Layout
 
 PILOTS = 16
@@ -93,9 +93,9 @@ class Trainer:
         return linear_model(self.case.setting.layout)
 
     @cached_property
-    def objective(self) -> Objective:
+    def objective(self) -> Client:
         """What local training does."""
-        return self.case.method.objective(self.case.setting)
+        return self.case.method.client(self.case.setting)
 
     def __call__(self, world: int, rng: np.random.Generator, /, quiet: bool = False) -> Output:
         """All rounds, one after the other; `quiet` takes all noise, inside training and at the door, to be 0."""

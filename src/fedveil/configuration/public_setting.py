@@ -35,7 +35,7 @@ from fedveil.methods.setting import Setting
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
-from fedveil.training.local import HasPersonalModel, LocalSpec, Objective, Trained
+from fedveil.training.local import Client, HasPersonalModel, LocalSpec, Trained
 from fedveil.training.params import Layout
 
 FLOWER_APP = "flower-app"
@@ -278,13 +278,13 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
     return method, s
 
 
-def objective_of(config: Config, method: Method, s: Setting) -> Objective:
+def objective_of(config: Config, method: Method, s: Setting) -> Client:
     """The method's local training, with `training.measure_trained` around it where that is asked for.
 
     Raises:
         ConfigError: it cannot be measured so.
     """
-    own = method.objective(s)
+    own = method.client(s)
     if not config.training.measure_trained:
         return own
     if isinstance(own, HasPersonalModel):

@@ -17,11 +17,11 @@ from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.features.feature_map import SHAPES
 from fedveil.data.own.data_source import DataSource, source_of, whole_path
 from fedveil.errors import ConfigError, nearest
+from fedveil.mechanism.grid import MAX_BITS
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import FinalModel, NoiseCohort
 from fedveil.release.evaluation_counts import EvaluationCounts
-from fedveil.release.grid import MAX_BITS
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule

@@ -40,7 +40,7 @@ from fedveil.training.local import BatchGradient, GradientSource
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.plan import Plan, Raw
+    from fedveil.mechanism.plan import Plan, Raw
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One client's training in a thread that runs only while the engine waits for it: a coroutine that needs nothing of `Objective`.
+"""One client's training in a thread that runs only while the engine waits for it: a coroutine that needs nothing of `Client`.
 
 No two lanes ever run at the same time, so nothing in them needs a lock.
 """

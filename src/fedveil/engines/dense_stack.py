@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedveil.engines.batched_gradient import Forward, Losses
     from fedveil.federation.round import ClientTask, Context
     from fedveil.tasks.task import Task
-    from fedveil.training.local import LocalSpec, Objective
+    from fedveil.training.local import Client, LocalSpec
     from fedveil.training.params import FlatModel, Layout
 
 LEAST_CLIENTS = 32
@@ -40,7 +40,7 @@ _ALIGNED = 32
 _DENSE = (nn.Flatten, nn.Identity, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 
 
-def obstacle(model: FlatModel, spec: LocalSpec, objective: Objective, task: Task) -> str:
+def obstacle(model: FlatModel, spec: LocalSpec, objective: Client, task: Task) -> str:
     """Why clients cannot be stacked in a run of these; empty where they can."""
     if not _is_dense(model):
         return "its network is not a flattening of examples and then dense layers, all of them trained"

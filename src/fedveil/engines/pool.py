@@ -38,7 +38,7 @@ from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.round import ClientTask, Context, Outcome, failure, planned, sealed_outcome
-from fedveil.release.plan import HasPublicSteps, Plan, Released, Upload
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 from fedveil.training.cores import available_cores
 
@@ -68,7 +68,7 @@ class _Worker:
 
 def start_method(context: Context) -> str:
     """`fork` on Linux where a forked process can train, also when its parent has trained on public data; else `spawn`."""
-    trains_here = isinstance(context.policy, HasPublicSteps) and torch.cuda.is_available()
+    trains_here = hasattr(context.policy.part, "public_steps") and torch.cuda.is_available()
     return "fork" if sys.platform.startswith("linux") and not trains_here and a_fork_can_train() else "spawn"
 
 

@@ -17,7 +17,7 @@ from fedveil.federation.round import ClientTask, Outcome
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 
 if TYPE_CHECKING:
-    from fedveil.release.plan import Plan, Raw, Released
+    from fedveil.mechanism.plan import Plan, Raw, Released
     from fedveil.training.local import State
 
 EMPTY = torch.empty(0)

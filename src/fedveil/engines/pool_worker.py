@@ -22,7 +22,7 @@ from fedveil.engines.shared_arena import Handle, WorkerArena
 from fedveil.engines.stacked import StackedClients
 from fedveil.errors import FedveilError, plugin_fault
 from fedveil.federation.round import Context, Outcome, client_round
-from fedveil.release.plan import Plan, Raw
+from fedveil.mechanism.plan import Plan, Raw
 from fedveil.release.sealed import ELSEWHERE, Contribution, RunningSum, SealedUpload
 
 _PR_SET_PDEATHSIG = 1

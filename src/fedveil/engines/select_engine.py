@@ -19,7 +19,7 @@ from fedveil.training.cores import available_cores
 
 if TYPE_CHECKING:
     from fedveil.methods.setting import Setting
-    from fedveil.training.local import Objective
+    from fedveil.training.local import Client
     from fedveil.training.params import FlatModel
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def engine(
     return Inline(context, stacked=stacked) if name == "inline" else Batched(context, at_once, deterministic)
 
 
-def settled(name: str, model: FlatModel, objective: Objective, s: Setting, timeout: float | None = None) -> str:
+def settled(name: str, model: FlatModel, objective: Client, s: Setting, timeout: float | None = None) -> str:
     """The engine that a new run records where `name` is `auto`: `stacked` for many small clients, whose bits are other ones.
 
     A run that is resumed goes on with what it recorded.

@@ -16,7 +16,7 @@ import torch
 
 from fedveil.engines.dense_stack import Rows, StackedGradient, aligned, dense, filled, keeps_apart, losses_of, obstacle
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, evaluated, planned, sealed_outcome
-from fedveil.release.plan import Plan, Raw
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.training.local import Local, follow
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StackedClients:
     def _shape(self, task: ClientTask, plan: Plan | Raw) -> Shape:
         """The number of steps and the filled lengths of a pass's batches; empty for a client that trains on its own."""
         n, spec = self.context.clients.size(task.client), self.context.spec
-        if self._obstacle or not n or (isinstance(plan, Plan) and plan.dp_sgd is not None):
+        if self._obstacle or not n or (isinstance(plan, LocalDpSgd)):
             return ()
         return spec.steps_for(n), -(-n // spec.batch_size), filled(n % spec.batch_size or spec.batch_size)
 

@@ -10,7 +10,7 @@ import torch
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.evaluate import global_model
 from fedveil.federation.evidence import evidence
-from fedveil.release.plan import HasPublicSteps, Released
+from fedveil.mechanism.plan import Released
 from fedveil.training.local import BatchGradient, Local, Plain, train
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ def _public_loss(federation: Federation, progress: Progress) -> float | None:
 def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
     """How the policy's `public_steps` of plain local training on the public split move the global model [d]."""
     context, t = federation.context, progress.round
-    if not isinstance(context.policy, HasPublicSteps):
+    steps: int | None = getattr(context.policy.part, "public_steps", None)
+    if steps is None:
         return None
-    if context.policy.public_steps < 1:
-        raise ConfigError(f"a policy's public_steps is at least 1, got {context.policy.public_steps}")
+    if steps < 1:
+        raise ConfigError(f"a policy's public_steps is at least 1, got {steps}")
     if federation.public is None:
         raise ConfigError(
             f"{federation.method.name} trains on public examples before each round, and there are none: set "
@@ -62,7 +63,7 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
     local = Local(
         model,
         progress.model.to(device, copy=True),
-        replace(context.spec, steps=context.policy.public_steps),
+        replace(context.spec, steps=steps),
         BatchGradient(context.task),
         draws.generator("public batches", t),
         round=t,

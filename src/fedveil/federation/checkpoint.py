@@ -134,6 +134,8 @@ class Checkpoints:
         states = {str(c): {"policy": own_copy(progress.policies.get(c)), "private": progress.privates.get(c)} for c in changed}
         parts = {part: getattr(progress, part) for part in ("model", "buffers", "server", "average")}
         parts["common"] = own_copy(progress.common)
+        if progress.served:
+            parts["served"] = progress.served
         before = progress.previous
         previous = next((saved.file for saved in self._models if before is not None and saved.holds(before)), None)
         if before is not None and previous is None:

@@ -20,18 +20,18 @@ from fedveil.federation.history import ALL_FAILED, Record, all_failed
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
-from fedveil.federation.server_step import server_direction
+from fedveil.federation.server_step import server_step
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
-from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.federation.engine import Engine
+    from fedveil.mechanism.noise_mechanism import Participation
     from fedveil.methods.setting import Setting
-    from fedveil.release.noise_mechanism import Participation
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:
@@ -151,11 +151,11 @@ def answered(
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
     """Refuse a plan whose price rests on a participation rule that the sampler does not enforce."""
-    assumed = getattr(plan.mechanism, "participation", None) if isinstance(plan, Plan) else None
+    assumed = plan.mechanism.participation if isinstance(plan, Plan) else None
     if assumed not in (None, federation.participation):
         raise ConfigError(
-            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: return the same "
-            f"from the method's `participation`"
+            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: a release whose "
+            f"noise rests on a rule of participation is Fixed"
         )
 
 
@@ -262,8 +262,7 @@ def _uploads(
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
         return []
     if plan is None:
-        if isinstance(context.policy, ServerPolicy):
-            progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
+        progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
         return uploads
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
@@ -287,7 +286,7 @@ def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:
 
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
     """Move the global model; returns the norm of what the server's optimiser was given."""
-    direction = server_direction(federation.method, federation.setting, uploads, progress.model)
+    progress.served, direction = server_step(federation.method, federation.setting, progress.served, uploads, progress.model)
     progress.previous = progress.model
     progress.model = progress.model.clone()
     optimizer = federation.server.build(progress.server)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.tasks.task import Task
-    from fedveil.training.local import Objective
+    from fedveil.training.local import Client
 
 Record = dict[str, Any]
 """One row of history: a value for each column that the round has, see `Columns`.
@@ -211,14 +211,14 @@ def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
     return Columns((*(() if type(task) is Classification else of_task(task)), *own))
 
 
-def declared(task: Task, objective: Objective, policy: object) -> Columns:
+def declared(task: Task, objective: Client, policy: object) -> Columns:
     """The columns of a run with this task, objective and policy; what an objective measures is private, as its states are."""
     measured = objective.columns if isinstance(objective, HasColumns) else ()
     released = policy.columns if isinstance(policy, HasColumns) else ()
     return columns_of(task, (*released, *(replace(c, public=False) for c in measured)))
 
 
-def reserved(method: Method, objective: Objective, columns: Columns) -> set[str]:
+def reserved(method: Method, objective: Client, columns: Columns) -> set[str]:
     """Names that a figure of an objective cannot have, but those that it declares: of columns, and their headers in tables."""
     own = {column.name for column in objective.columns} if isinstance(objective, HasColumns) else set()
     taken = {name for column in columns.values() if column.name not in own for name in (column.name, column.header)}

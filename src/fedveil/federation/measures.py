@@ -12,8 +12,10 @@ import torch
 from fedveil.federation.history import declared, reserved
 from fedveil.federation.private_code import found_by
 from fedveil.federation.server_step import whole_clip
+from fedveil.mechanism.cost import per_layer
+from fedveil.mechanism.plan import LocalDpSgd
 from fedveil.methods.method import weighting_of
-from fedveil.release.cost import per_layer
+from fedveil.methods.parts import CoverageMean
 from fedveil.release.evaluation_counts import COUNTS
 from fedveil.training.local import HasMetrics
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Context, Outcome
-    from fedveil.release.plan import Upload
+    from fedveil.mechanism.plan import Upload
     from fedveil.training.local import State
     from fedveil.training.params import Layout
 
@@ -37,10 +39,11 @@ _CLEAR = 3.0
 def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
     """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
     layout = federation.context.door.layout
+    by_coverage = isinstance(federation.method.server(federation.setting), CoverageMean)
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
     return {
-        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
+        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=by_coverage),
         **_clips(uploads, layout),
         "coordinates": sum(sent) / len(sent),
         "uplink_bytes": 4 * sum(sent) * senders,
@@ -49,7 +52,7 @@ def release_measures(federation: Federation, uploads: list[Upload], outcomes: li
 
 def _clips(uploads: Sequence[Upload], layout: Layout) -> Record:
     """The clip of the updates; under DP-SGD, where each example's gradient is clipped instead, that and the batch."""
-    steps = [u.plan.dp_sgd for u in uploads if u.plan.dp_sgd is not None]
+    steps = [u.plan.step for u in uploads if isinstance(u.plan, LocalDpSgd)]
     if len(steps) == len(uploads):
         return {
             "example_clip": sum(step.clip for step in steps) / len(steps),
@@ -141,19 +144,19 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     another shape than a number or one for each layer, is left out.
     """
     context = federation.context
-    taken = reserved(federation.method, context.objective, declared(context.task, context.objective, context.policy))
+    taken = reserved(federation.method, context.objective, declared(context.task, context.objective, context.policy.part))
     shapes = ((), (len(context.model.layout),))
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
     own: dict[int, dict[str, Any]] = {c: {} for c in clients}
-    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
+    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy.part, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
                 measured = [_measured(part, state, (taken, shapes), context) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
-            if len(measured) == len(clients) and not (context.summed and part is context.policy):
+            if len(measured) == len(clients) and not (context.summed and part is context.policy.part):
                 for c, cells in zip(clients, measured, strict=True):
                     own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
     if any(own.values()):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.round import Context
+    from fedveil.mechanism.noise_mechanism import Participation
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.release.noise import Randomness
-    from fedveil.release.noise_mechanism import Participation
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Progress:
     Args:
         round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
         policies, privates: states per client, created when first needed.
-        average: of the models, where the run hands an average over.
+        average: of the models, where the run hands an average over. served: state of the method's server.
         seen, last: how many rounds each client took part in, and the last of them. spent: clients whose caps are spent.
     """
 
@@ -45,6 +45,7 @@ class Progress:
     spent: set[int] = field(default_factory=set)
     server: State = field(default_factory=dict)
     average: State = field(default_factory=dict)
+    served: State = field(default_factory=dict)
     history: list[Record] = field(default_factory=list)
 
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,15 +18,16 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
-from fedveil.release.cost import promises
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
+from fedveil.methods.planner import Planner
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
-from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, Plain, State, train
+from fedveil.training.local import BatchGradient, Client, GradientSource, Local, Plain, State, remembers, train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,8 +63,8 @@ class Context:
     model: FlatModel
     clients: Clients
     spec: LocalSpec
-    objective: Objective
-    policy: Policy
+    objective: Client
+    policy: Planner
     door: Door
     randomness: Randomness
     summed: bool
@@ -238,7 +240,7 @@ def _seed_generators(context: Context, task: ClientTask) -> None:
 
 def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -> Failure:
     """Training that gave nothing; under DP-SGD, whose noise is part of training, with the noise of all its steps."""
-    if not isinstance(plan, Plan) or plan.dp_sgd is None:
+    if not isinstance(plan, LocalDpSgd):
         return Failure(plan, reason)
     return Failure(plan, reason, trained(replace(context, objective=Plain()), task, plan, on_nothing=True))
 
@@ -293,7 +295,7 @@ def observed(upload: Upload, released: Released) -> Upload:
 
 def promising(plan: Plan | Raw, door: Door) -> bool:
     """Whether anything is promised of what leaves under this plan, at the door or in training."""
-    return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
+    return isinstance(plan, Plan) and (isinstance(plan, LocalDpSgd) or promises(plan, door.layout))
 
 
 def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing: bool = False) -> Work:
@@ -309,7 +311,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
-    dp_sgd = None if executed is None else executed.dp_sgd
+    dp_sgd = None if executed is None else step_of(executed)
     if dp_sgd is not None:
         gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full, loop=context.spec.loop)
         key, rehearsal = (t, task.client), context.rehearsal
@@ -322,7 +324,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         context.randomness.generator("batches", t, task.client),
         round=t,
         support=None if executed is None else executed.support,
-        state=mapped(lambda tensor: tensor.to(device, copy=True), task.private),  # the old one may be on its way to the disk
+        state=_state_of(context, task),
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
         plan=executed,
@@ -331,17 +333,30 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     secret = dp_sgd is not None  # one example less moves what is drawn for those behind it
     with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client, secret=secret):
         update, loss = train(local, x, y, context.objective)
-    buffers = model.buffers()
+    buffers, kept = model.buffers(), dict[str, Any]()
+    if "trained" in local.scratch:
+        kept["trained"] = local.scratch["trained"]
     if buffers.numel():
-        local.state["buffers"] = buffers
+        kept["buffers"] = buffers
+    if remembers(context.objective):
+        local.state.update(kept)
+        kept = local.state
     noise_power = local.noise_power
     if dp_sgd is not None:  # an objective has no say in figures that are public
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
     elif noise_power is not None and promising(plan, context.door):
         noise_power = None
-    update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras | counts))
+    update, state, noise_power, extras = _kept(model, (update, kept, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
+
+
+def _state_of(context: Context, task: ClientTask) -> Any:
+    """A copy of the private state for clients that remember, as the old one may be on its way to the disk; others have none."""
+    device = context.model.vector.device
+    if not remembers(context.objective):
+        return MappingProxyType[str, Any]({})
+    return mapped(lambda tensor: tensor.to(device, copy=True), task.private)
 
 
 def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:

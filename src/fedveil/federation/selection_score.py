@@ -10,7 +10,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.evaluate import handed_over
 from fedveil.federation.evidence import own_score
 from fedveil.federation.private_code import found_by
-from fedveil.release.plan import Plan
+from fedveil.mechanism.plan import Plan
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from fedveil.flower.round_messages import (
     reply_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.release.plan import Plan, Raw
+from fedveil.mechanism.plan import Plan, Raw
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.noise_mechanism import Participation
+    from fedveil.mechanism.noise_mechanism import Participation
     from fedveil.training.local import State
 
 _log = logging.getLogger(__name__)

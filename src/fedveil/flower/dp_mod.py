@@ -34,7 +34,7 @@ from fedveil.training.params import Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.plan import Plan
+    from fedveil.mechanism.plan import Plan
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 _OTHER = (

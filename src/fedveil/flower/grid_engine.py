@@ -29,9 +29,9 @@ from fedveil.flower.round_messages import (
     task_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.release.cost import promises
+from fedveil.mechanism.cost import promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.release.dpsgd import step_noise
-from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -211,6 +211,6 @@ class GridEngine:
     def _training_noise(self, plan: Plan, task: ClientTask) -> Tensor | None:
         """The noise drawn inside training as far as the plan tells it; NaN where a plan that promises nothing leaves it open."""
         layout = self.context.door.layout
-        if plan.dp_sgd is not None:
-            return step_noise(plan.dp_sgd, self.context.spec, layout, task.released.round)
+        if isinstance(plan, LocalDpSgd):
+            return step_noise(plan.step, self.context.spec, layout, task.released.round)
         return None if promises(plan, layout) else torch.full((len(layout),), torch.nan)

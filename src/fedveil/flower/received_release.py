@@ -16,9 +16,9 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.ledger.named_bits import naming_bits
-from fedveil.release.cost import on_grid
+from fedveil.mechanism.cost import on_grid
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, lets_statistics_out, reason_of
 from fedveil.release.door import Door
-from fedveil.release.plan import Plan, Raw, lets_statistics_out
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def received_upload(door: Door, plan: Plan, message: ReleaseMessage) -> SealedUp
     task = message.task
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
-    sealed = door.sealed(vector, plan, task.client, task.round, reason=plan.unproven, weight=task.weight, buffers=buffers)
+    sealed = door.sealed(vector, plan, task.client, task.round, reason=reason_of(plan), weight=task.weight, buffers=buffers)
     return naming_its_bits(door, sealed, message.salt)
 
 
@@ -54,12 +54,12 @@ def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Co
     task = message.task
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
-    return Contribution(task.client, (), plan.unproven, task.weight, vector, None, buffers)
+    return Contribution(task.client, (), reason_of(plan), task.weight, vector, None, buffers)
 
 
 def release_bounds(door: Door, plan: Plan | Raw) -> Bounds:
     """The bounds of the integers that leave under a plan; none where floats leave."""
-    exact = isinstance(plan, Plan) and on_grid(plan, plan.unproven, door.layout)
+    exact = isinstance(plan, Plan) and on_grid(plan, reason_of(plan), door.layout)
     return door.parts.bounds(plan) if isinstance(plan, Plan) and exact else ()
 
 
@@ -75,7 +75,7 @@ def naming_its_bits(door: Door, sealed: SealedUpload, salt: str) -> SealedUpload
 def _checked(door: Door, plan: Plan, released: Tensor | None, *, noised: bool) -> Tensor:
     if released is None:
         raise UpdateRefused("no release arrived")
-    integers = on_grid(plan, plan.unproven, door.layout)
+    integers = on_grid(plan, reason_of(plan), door.layout)
     if released.dtype != (torch.int64 if integers else torch.float32):
         raise UpdateRefused(f"the release is {released.dtype}, and the plan asks for {'integers' if integers else 'float32'}")
     if not integers:
@@ -114,7 +114,7 @@ def _noise_room(std: float, step: float, count: int) -> float:
 def _most_float(door: Door, plan: Plan) -> float:
     """The largest norm of a float release: what the door lets pass, and the noise that the plan adds to it."""
     stds = [std for _, std, _ in door.parts.groups(plan)]
-    noise = max(stds, default=0.0) if plan.dp_sgd is None else 0.0
+    noise = max(stds, default=0.0) if not isinstance(plan, LocalDpSgd) else 0.0
     clip = math.hypot(plan.clip, *(extra.clip for extra in plan.extras.values()))
     return min(door.max_norm, clip) * (1 + 1e-5) + _noise_room(noise, 0.0, door.parts.dimension)
 
@@ -122,6 +122,6 @@ def _most_float(door: Door, plan: Plan) -> float:
 def _statistics(plan: Plan, buffers: Tensor | None) -> Tensor | None:
     if buffers is None:
         return None
-    if not lets_statistics_out(plan, plan.unproven):
+    if not lets_statistics_out(plan, reason_of(plan)):
         raise UpdateRefused("batch statistics came with a release that promises something")
     return buffers

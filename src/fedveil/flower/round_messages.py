@@ -34,8 +34,8 @@ from fedveil.flower.wire_format import (
     text,
     whole_number,
 )
-from fedveil.release.cost import plan_digest
-from fedveil.release.plan import Plan, Raw, Released
+from fedveil.mechanism.cost import plan_digest
+from fedveil.mechanism.plan import Plan, Raw, Released, reason_of, step_of
 from fedveil.training.local import State
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def plan_name(plan: Plan | Raw, layout: Layout) -> str:
             f"the plan reads private data ({plan.reason}), and a server can check no release against it: run.engine = 'flower' "
             f"needs a variant whose plans are made of what was released, such as method.variant = 'proven'"
         )
-    rest = (plan.place, plan.clamp, plan.unproven, plan.dp_sgd)
+    rest = (plan.place, plan.clamp, reason_of(plan), step_of(plan))
     return hashlib.sha256(plan_digest(plan, layout) + repr(rest).encode()).hexdigest()
 
 

@@ -14,12 +14,21 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.types import Adjacency, Claim, Event, SampledGaussian, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, SampledGaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import step_sensitivity
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, Released, Upload, step_of
 from fedveil.methods.adaptive import ClipRange
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, reads_public_split, sum_noise
-from fedveil.release.cost import step_sensitivity
-from fedveil.release.plan import DpSgd, Plan, Policy, Released, Upload
+from fedveil.methods.base import (
+    MethodConfig,
+    Policy,
+    Release,
+    Setting,
+    Variant,
+    calibrated,
+    reads_public_split,
+    sum_noise,
+)
 from fedveil.training.local import State
 
 FALLS = 3
@@ -63,12 +72,8 @@ class AdapDPFL(MethodConfig):
             )
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
-        return Following(self, s)
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """Every step at the least noise that the schedule can reach."""
-        return gaussian_releases(s, view)
+    def release(self, s: Setting) -> Release:
+        return Following(self)
 
     def claim(self, s: Setting) -> Claim | None:
         """Published: the Renyi accountant over all steps, one record taken away."""
@@ -90,64 +95,63 @@ class AdapDPFL(MethodConfig):
 
 
 @dataclass(frozen=True)
-class Following:
+class Following(Policy):
     """Clip of a client from its own release (aggregate view: one clip for all), noise of all from the public loss."""
 
     method: AdapDPFL
-    setting: Setting
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        s, first = self.setting, self._first()
-        server = state if sum_noise(s) else released.server
-        left = self._most() - int(server.get("lowered", 0))
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        first = _first(s)
+        server = state if sum_noise(s) else seen.server
+        left = _most(s) - int(server.get("lowered", 0))
         step = replace(first, clip=state.get("clip", first.clip), noise_multiplier=s.z * self.method.decay**-left)
-        return Plan(dp_sgd=no_cheaper(step, first, s))
+        return LocalDpSgd(step=no_cheaper(step, first, s))
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """The next clip; in the aggregate view the public loss as well."""
-        new = {**state, "clip": self._clip(upload)}
-        return self._lowered(new, upload.public_loss) if sum_noise(self.setting) else new
+        new = {**state, "clip": self._clip(s, left)}
+        return _lowered(new, left.public_loss) if sum_noise(s) else new
 
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+    def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Server view: the public loss, once a round."""
-        return self._lowered(state, uploads[0].public_loss) if uploads else state
+        return _lowered(state, uploads[0].public_loss) if uploads else state
 
-    def _first(self) -> DpSgd:
-        step = self.setting.dp_sgd()
-        assert step is not None
-        return step
-
-    def _most(self) -> int:
-        """Times that the noise can be lowered before the last round: the first after rounds 0 to 3."""
-        return max(0, self.setting.rounds - 1 - FALLS)
-
-    def _clip(self, upload: Upload) -> float:
+    def _clip(self, s: Setting, left: Upload) -> float:
         """A multiple of the norm of a step's gradient, read off the update of K steps at rate eta.
 
         ||u / (eta K)||^2 is on average ||g||^2 + P / (K n), where P is the power of the noise in a step and n the clients in the
         mean; the norm of a noised gradient is sqrt(||g||^2 + P) (published).
         """
-        m, s, step = self.method, self.setting, upload.plan.dp_sgd
+        m, step = self.method, step_of(left.plan)
         assert step is not None
-        first = self._first().clip
+        first = _first(s).clip
         noise = s.layout.dimension * (step.noise_multiplier * step.clip / step.expected) ** 2
         clients = s.cohort if sum_noise(s) else 1
-        seen = (float(upload.vector.norm()) / (s.local.optimizer.lr * step.steps)) ** 2
+        seen = (float(left.vector.norm()) / (s.local.optimizer.lr * step.steps)) ** 2
         clean = max(seen - noise / (step.steps * clients), 0.0)
         if m.variant == "published":
             return min(max(m.factor * math.sqrt(clean + noise), 1e-6 * first), 1e6 * first)
         return min(max(m.headroom * math.sqrt(clean), m.clip_range[0] * first), m.clip_range[1] * first)
 
-    def _lowered(self, state: State, loss: float | None) -> State:
-        """Lower the noise after the third fall of the public loss in a row, and after each further one."""
-        if loss is None:
-            return state
-        falls = int(state.get("falls", 0)) + 1 if loss < state.get("loss", -math.inf) else 0
-        lowered = int(state.get("lowered", 0)) + (falls >= FALLS)
-        return {**state, "loss": loss, "falls": falls, "lowered": lowered}
+
+def _first(s: Setting) -> DpSgd:
+    step = s.dp_sgd()
+    assert step is not None
+    return step
+
+
+def _most(s: Setting) -> int:
+    """Times that the noise can be lowered before the last round: the first after rounds 0 to 3."""
+    return max(0, s.rounds - 1 - FALLS)
+
+
+def _lowered(state: State, loss: float | None) -> State:
+    """Lower the noise after the third fall of the public loss in a row, and after each further one."""
+    if loss is None:
+        return state
+    falls = int(state.get("falls", 0)) + 1 if loss < state.get("loss", -math.inf) else 0
+    lowered = int(state.get("lowered", 0)) + (falls >= FALLS)
+    return {**state, "loss": loss, "falls": falls, "lowered": lowered}
 
 
 def no_cheaper(step: DpSgd, priced: DpSgd, s: Setting) -> DpSgd:

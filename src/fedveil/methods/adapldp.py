@@ -15,13 +15,13 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adapldp_parts import LARGEST, SMALLEST, Scalers, Scaling, turned
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, Weighting, mean, sum_noise
+from fedveil.methods.base import Mean, Policy, Release, Setting, SumServer, UploadServer, Weighting, sum_noise
 from fedveil.methods.classical_noise import classical_scope, sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Objective, Plain, State
+from fedveil.training.local import Client, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,13 +71,13 @@ class AdapLDP(TwoVariants):
     def check_published(self, s: Setting) -> None:
         if sum_noise(s):
             raise ConfigError("the server of the published adapldp reads a scaler from each client: set privacy.view = 'server'")
-        self.objective(s)
+        self.client(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: noise by released norms. Published: what the server sends of scalers and steps."""
-        return ReleasedScaler(self, s) if self.variant == "proven" else Scalers(s.clients, self.unproven)
+        return ReleasedScaler(self) if self.variant == "proven" else Scalers(s.clients, self.unproven)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise by the raw scaler."""
         if self.variant == "proven":
             return Plain()
@@ -88,17 +88,9 @@ class AdapLDP(TwoVariants):
             raise ConfigError("the published adapldp takes SGD steps: set training.optimizer to sgd without weight_decay")
         return Scaling(self, epsilon / (s.rate * s.rounds), s.delta)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer | UploadServer:
         """The plain mean; proven: of uploads turned by what the server knows of them."""
-        if self.variant == "published" or not self.turn:
-            return mean(uploads)
-        total, step = sum(u.weight for u in uploads), model.new_zeros(model.shape)
-        for u in uploads:
-            public = u.plan.broadcast
-            sent = model + u.vector
-            moved = turned(sent, sent - public["sent"], public["step"], self.turn, degrees=False)
-            step.add_(moved - model, alpha=u.weight / total)
-        return step
+        return Mean() if self.variant == "published" or not self.turn else Turned(self.turn)
 
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon for the expected number of rounds of a client; as LaDP-FL's baseline, epsilon in each round, added up."""
@@ -112,7 +104,25 @@ class AdapLDP(TwoVariants):
 
 
 @dataclass(frozen=True)
-class ReleasedScaler:
+class Turned(UploadServer):
+    """The mean of uploads, each of which is turned towards the last global step by `alpha`."""
+
+    alpha: float
+
+    def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, Tensor]:
+        model = uploads[0].start
+        assert model is not None
+        total, step = sum(u.weight for u in uploads), model.new_zeros(model.shape)
+        for u in uploads:
+            public = u.plan.broadcast
+            sent = model + u.vector
+            moved = turned(sent, sent - public["sent"], public["step"], self.alpha, degrees=False)
+            step.add_(moved - model, alpha=u.weight / total)
+        return state, step
+
+
+@dataclass(frozen=True)
+class ReleasedScaler(Policy):
     """Proven policy: c from the last release, noise std proportional to sqrt(ln(1.25 / (delta c))), within the client's budget.
 
     Its state: c; the rounds taken; what is left of the budget, in rounds of multiplier z; the weights of the last release.
@@ -120,45 +130,42 @@ class ReleasedScaler:
     """
 
     method: AdapLDP
-    setting: Setting
 
-    def start(self) -> State:
-        return {"scaler": SMALLEST, "taken": 0, "left": float(self.setting.participations)}
+    def start(self, s: Setting) -> State:
+        return {"scaler": SMALLEST, "taken": 0, "left": float(s.participations)}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Noise for this round's cost, and what the server needs to turn the upload."""
-        s, clip = self.setting, self.method.clip
-        cost = self._cost(state, released.round)
-        last = released.model if released.previous is None else released.previous
-        public = {"sent": state.get("sent", released.model), "step": released.model - last}
+        clip, cost = self.method.clip, _cost(s, state, seen.round)
+        last = seen.model if seen.previous is None else seen.previous
+        public = {"sent": state.get("sent", seen.model), "step": seen.model - last}
         broadcast = public if self.method.turn else {}
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(cost), place=place, broadcast=broadcast)
 
-    def _cost(self, state: State, round: int) -> float:
-        """In rounds of multiplier z: w(c) = ln(1.25 / (delta c_max)) / ln(1.25 / (delta c)) of an equal share of what is left.
-
-        The last round has all of it.
-        """
-        s = self.setting
-        rounds = min(s.participations - state["taken"], s.rounds - round)
-        share: float = state["left"] / rounds
-        if rounds == 1:
-            return share
-        largest = min(LARGEST, 0.4 / s.delta)  # where the logarithm is surely positive
-        c = min(max(state["scaler"], SMALLEST), largest)
-        return math.log(1.25 / (s.delta * largest)) / math.log(1.25 / (s.delta * c)) * share
-
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """c <- 0.6 c + 0.4 ||update|| / (K eta), of the released update less its noise."""
-        s = self.setting
-        if upload.start is None:
+        if left.start is None:
             raise ConfigError("AdapLDP's policy must be told the model that an upload started from: set Upload.start")
-        energy = float(upload.vector.square().sum()) - float(upload.noise_std[0]) ** 2 * len(upload.vector)
+        energy = float(left.vector.square().sum()) - float(left.noise_std[0]) ** 2 * len(left.vector)
         moved = math.sqrt(max(energy, 0.0)) / s.local.optimizer.lr
         return {
             "scaler": 0.6 * state["scaler"] + 0.4 * moved,
             "taken": state["taken"] + 1,
-            "left": state["left"] - self._cost(state, upload.round),
-            "sent": upload.start + upload.vector,
+            "left": state["left"] - _cost(s, state, left.round),
+            "sent": left.start + left.vector,
         }
+
+
+def _cost(s: Setting, state: State, round: int) -> float:
+    """In rounds of multiplier z: w(c) = ln(1.25 / (delta c_max)) / ln(1.25 / (delta c)) of an equal share of what is left.
+
+    The last round has all of it.
+    """
+    rounds = min(s.participations - state["taken"], s.rounds - round)
+    share: float = state["left"] / rounds
+    if rounds == 1:
+        return share
+    largest = min(LARGEST, 0.4 / s.delta)  # where the logarithm is surely positive
+    c = min(max(state["scaler"], SMALLEST), largest)
+    return math.log(1.25 / (s.delta * largest)) / math.log(1.25 / (s.delta * c)) * share

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fedveil.mechanism.plan import Extra, Plan, Released, UnprovenPlan, Upload
+from fedveil.methods.base import Policy
+from fedveil.methods.setting import Setting
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
-from fedveil.release.plan import Extra, Plan, Released, Upload
-from fedveil.training.local import Local, State
+from fedveil.training.local import Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,27 +42,21 @@ class ScalingOptions(Protocol):
 
 
 @dataclass(frozen=True)
-class Scalers:
+class Scalers(Policy):
     """Published policy: the server standardises the scalers of all clients and sends each its own, and the last global step."""
 
     clients: int
     reason: str
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Nothing is clipped or noised at the door; the scaler leaves as it is."""
-        values = released.server.get("scalers", [SMALLEST] * self.clients)
+        values = seen.server.get("scalers", [SMALLEST] * self.clients)
         center = sum(values) / len(values)
-        last = released.model if released.previous is None else released.previous
-        public = {"scaler": values[released.client], "mean": center, "step": released.model - last}
-        return Plan(unproven=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
+        last = seen.model if seen.previous is None else seen.previous
+        public = {"scaler": values[seen.client], "mean": center, "step": seen.model - last}
+        return UnprovenPlan(reason=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
 
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
-
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+    def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """(c - mean) / (std + 1e-5) over all clients, those of this round with their new values."""
         values = list(state.get("scalers", [SMALLEST] * self.clients))
         for upload in uploads:
@@ -71,7 +67,7 @@ class Scalers:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Remembering):
     """Published objective: clipped steps, noise by the scaler c = 0.6 |c - mean c| + 0.4 ||w - w_i|| / (K eta), and the turn.
 
     Args:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Setting, sum_noise
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.plan import Upload
+    from fedveil.mechanism.plan import Upload
     from fedveil.training.params import Layout
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
-from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.methods.base import MethodConfig, Policy, Release, Setting, calibrated, sum_noise
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,6 @@ class AdaptiveClipping(MethodConfig):
     """
 
     name: Literal["adaptive-clipping"] = "adaptive-clipping"
-    memoryless: ClassVar[bool] = True
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     quantile: float = Field(0.5, gt=0, lt=1)
     rate: float = Field(0.2, gt=0, allow_inf_nan=False)
@@ -46,35 +45,34 @@ class AdaptiveClipping(MethodConfig):
         refuse_dp_sgd(s, self.name)
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The clip of each round from the noisy counts of those before."""
-        return QuantileClip(self, s)
+        return QuantileClip(self)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain local training, and the count."""
         return Counted()
 
 
 @dataclass(frozen=True)
-class QuantileClip:
+class QuantileClip(Policy):
     """C <- C exp(-eta_C (b - gamma)), b the released share of updates within the clip."""
 
     method: AdaptiveClipping
-    setting: Setting
 
-    def start(self) -> State:
+    def start(self, s: Setting) -> State:
         return {"clip": self.method.clip}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """mu^2 = (f / z)^2 of the round, divided between update and count."""
-        s, share, clip = self.setting, self.method.count_share, state["clip"]
+        share, clip = self.method.count_share, state["clip"]
         count = Extra(_HALF, _HALF * s.z / math.sqrt(share))
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(1 - share), place=place, extras={"within": count})
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """One geometric step; the clip stays between a millionth and a million times the first."""
-        within = _HALF + float(upload.extras["within"])
+        within = _HALF + float(left.extras["within"])
         step = math.exp(-min(max(self.method.rate * (within - self.method.quantile), -20.0), 20.0))
         return {"clip": min(max(state["clip"] * step, 1e-6 * self.method.clip), 1e6 * self.method.clip)}
 

@@ -16,11 +16,11 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, layered_plan, paper_epsilon
-from fedveil.methods.base import Setting, Weighting, sum_noise
+from fedveil.methods.base import Policy, Release, Setting, Unproven, Weighting, as_trained, sum_noise
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,6 @@ class ALDPFL(TwoVariants):
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
-    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     reason: ClassVar[str] = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
     window: int = Field(3, ge=1)
@@ -60,11 +59,11 @@ class ALDPFL(TwoVariants):
     clip_range: ClipRange = (0.5, 1.0)
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
-        return Window(self, s) if self.variant == "proven" else Unguarded(("layer norms",), self.unproven)
+        return Window(self) if self.variant == "proven" else Unproven(("layer norms",), self.unproven, as_trained)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: clip and noise in each iteration."""
         if self.variant == "proven":
             return Plain()
@@ -79,54 +78,35 @@ class ALDPFL(TwoVariants):
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Policy):
     """Proven policy: C_l = headroom * mean of the last k debiased layer norms that were released."""
 
     method: ALDPFL
-    setting: Setting
 
-    def start(self) -> State:
+    def start(self, s: Setting) -> State:
         """An empty window, and the first clips."""
-        first = first_clips(self.method.clip, self.setting.layout)
+        first = first_clips(self.method.clip, s.layout)
         return {"first": first, "norms": first.new_empty((0, len(first)))}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Per-layer clips from the window, noise at the round's share of the budget, a clamp afterwards."""
         first, norms = state["first"], state["norms"]
         lo, hi = self.method.clip_range
         clips = first
         if len(norms):
             clips = (norms.mean(0) * self.method.headroom).clamp(first * lo, first * hi)
-        n = self.setting.cohort if sum_noise(self.setting) else 1
-        return layered_plan(self.setting, clips, equal=self.method.allocation == "equal", clamp=self.method.bound * n)
+        n = s.cohort if sum_noise(s) else 1
+        return layered_plan(s, clips, equal=self.method.allocation == "equal", clamp=self.method.bound * n)
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Push the debiased norms of what left."""
-        norms = debiased_norms(upload, self.setting.layout)
+        norms = debiased_norms(left, s.layout)
         held = state["norms"][-(self.method.window - 1) :] if self.method.window > 1 else state["norms"][:0]
         return {**state, "norms": held.new_tensor([*held.tolist(), norms.tolist()])}
 
 
 @dataclass(frozen=True)
-class Unguarded:
-    """Published policy of methods whose noise is inside training: the door adds nothing and promises nothing."""
-
-    reads: tuple[str, ...]
-    reason: str
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Raw:
-        """Send the update as it is."""
-        return Raw(self.reads, lambda update: Plan(), self.reason)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
-
-
-@dataclass(frozen=True)
-class BoundedNoise:
+class BoundedNoise(Remembering):
     """Published objective: each iteration's step is clipped per layer to the mean of its window, then noised within [-b, b]."""
 
     method: ALDPFL

@@ -12,11 +12,11 @@ from pydantic import Field
 
 from fedveil.accounting.matrix_factorisation import dyadic, square_root_coefficients
 from fedveil.errors import ConfigError
+from fedveil.mechanism.banded import DYADIC_BITS, Banded
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
-from fedveil.release.banded import DYADIC_BITS, Banded
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Fixed, Plan, Policy
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, calibrated, sum_noise
 
 
 class BandedMF(MethodConfig):
@@ -34,10 +34,6 @@ class BandedMF(MethodConfig):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     separation: int = Field(10, ge=1)
     band: int | None = Field(None, ge=1)
-
-    def participation(self, s: Setting) -> Participation:
-        """At most ceil(T / b) rounds, b apart."""
-        return Participation(-(-s.rounds // self.separation), self.separation)
 
     def calibrate(self, s: Setting) -> Setting:
         """Noise for the configured epsilon: one Gaussian release for the whole run."""
@@ -58,9 +54,10 @@ class BandedMF(MethodConfig):
             )
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
-        """The same clip and noise in every round, with one mechanism for the run."""
+    def release(self, s: Setting) -> Release:
+        """The same clip and noise in every round, with one mechanism for the run; a client is in at most ceil(T / b) rounds."""
         band = min(self.band or self.separation, s.rounds)
         coefficients = dyadic(square_root_coefficients(band), DYADIC_BITS)
-        mechanism = Banded(tuple(coefficients.tolist()), s.rounds, self.participation(s))
+        rule = Participation(-(-s.rounds // self.separation), self.separation)
+        mechanism = Banded(tuple(coefficients.tolist()), s.rounds, rule)
         return Fixed(Plan(clip=self.clip, noise_std=s.z * self.clip, place="sum", mechanism=mechanism))

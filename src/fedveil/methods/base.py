@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedveil.accounting.accountant import AccountantName
-from fedveil.accounting.types import Claim, Event, View
+from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.calibration import calibrated
 from fedveil.methods.method import Method, Variant, Weighting
+from fedveil.methods.parts import (
+    CoverageMean,
+    Fixed,
+    Mean,
+    Policy,
+    Release,
+    Schedule,
+    Scheduled,
+    Summed,
+    SumServer,
+    Unproven,
+    UploadServer,
+    as_trained,
+    mean,
+    what_is_not_zero,
+)
 from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_releases, sum_noise
 from fedveil.methods.setting import Setting
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Fixed, Policy, Upload
-from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.training.local import Client, Plain
 
 
 class MethodConfig(BaseModel):
@@ -27,15 +38,11 @@ class MethodConfig(BaseModel):
 
     The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
     calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
-    `proven_defaults`: defaults of the proven variant where they are not those of the published one. `aggregates_sum`: `aggregate`
-    reads nothing but the plain sum of a round's uploads; a class with an `aggregate` of its own says it again, if it is so.
-    `memoryless`: in the proven variant clients keep nothing of one round for the next; likewise with an `objective` of its own.
+    `proven_defaults`: defaults of the proven variant where they are not those of the published one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
-    aggregates_sum: ClassVar[bool] = True
-    memoryless: ClassVar[bool] = True
     proven_defaults: ClassVar[Mapping[str, Any]] = {}
     name: str
 
@@ -46,16 +53,8 @@ class MethodConfig(BaseModel):
             self.__dict__.update((key, value) for key, value in self.proven_defaults.items() if key not in self.model_fields_set)
         return self
 
-    @property
-    def coverage(self) -> bool:
-        """Coordinates are averaged over all clients."""
-        return False
-
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
         return {}
-
-    def participation(self, s: Setting) -> Participation | None:
-        return None
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
         """All clients have the cap of the run."""
@@ -73,20 +72,22 @@ class MethodConfig(BaseModel):
         self.check(s)
         return calibrated(cast("Method", self), s, self.calibration_accountant(s))
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """A method says here what leaves."""
-        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `policy`, which plans each release")
+        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `release`, which plans what leaves")
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Plain()
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        return mean(uploads)
+    def server(self, s: Setting) -> SumServer | UploadServer:
+        return Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Read off the plan where it is always the same; else f / z a round, which the budget enforces plan by plan."""
-        policy = self.policy(s)
-        return planned_releases(policy.always, s, view) if isinstance(policy, Fixed) else gaussian_releases(s, view)
+        release = self.release(s)
+        if isinstance(release, Unproven):
+            return [Unbounded(release.reason)]
+        return planned_releases(release.always, s, view) if isinstance(release, Fixed) else gaussian_releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         return None
@@ -105,21 +106,24 @@ def reads_public_split(s: Setting) -> tuple[str, ...]:
     return ("data.public_fraction sets examples aside that are public",) if s.public_split else ()
 
 
-def mean(uploads: Sequence[Upload]) -> Tensor:
-    """The weighted mean of what was released."""
-    total = sum(u.weight for u in uploads)
-    step = uploads[0].vector * (uploads[0].weight / total)
-    for u in uploads[1:]:
-        step.add_(u.vector, alpha=u.weight / total)
-    return step
-
-
 __all__ = [
+    "CoverageMean",
+    "Fixed",
+    "Mean",
     "Method",
     "MethodConfig",
+    "Policy",
+    "Release",
+    "Schedule",
+    "Scheduled",
     "Setting",
+    "SumServer",
+    "Summed",
+    "Unproven",
+    "UploadServer",
     "Variant",
     "Weighting",
+    "as_trained",
     "calibrated",
     "gaussian_plan",
     "gaussian_releases",
@@ -127,4 +131,5 @@ __all__ = [
     "planned_releases",
     "reads_public_split",
     "sum_noise",
+    "what_is_not_zero",
 ]

@@ -14,11 +14,10 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, Variant, calibrated, gaussian_plan
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
-from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective
+from fedveil.training.local import Client, Local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +36,6 @@ class BlurLus(MethodConfig):
     """
 
     name: Literal["blur-lus"] = "blur-lus"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; the penalty is that of a third party's program, LUS's score and share and both defaults "
         "are guesses"
@@ -57,11 +55,11 @@ class BlurLus(MethodConfig):
         refuse_dp_sgd(s, self.name)
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Clip and dense noise, the same in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return ShortAndSparse(self)
 
     def claim(self, s: Setting) -> Claim | None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.methods.base import Setting
+from fedveil.methods.base import Release, Setting, Unproven, as_trained
 from fedveil.methods.defence import Defence
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.tasks.task import Task
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     import torch
@@ -48,29 +47,13 @@ class Censor(Defence):
     trials: int = Field(20, ge=1)
     rounds: int = Field(10, ge=0)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The upload leaves as training made it."""
-        return AsTrained(self.reason)
+        return Unproven(("gradients", "losses"), self.reason, as_trained)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training on replaced gradients."""
         return Orthogonal(form=self.form, trials=self.trials, rounds=self.rounds, task=s.task)
-
-
-@dataclass(frozen=True)
-class AsTrained:
-    """The policy: everything is sent as local training left it."""
-
-    reason: str
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Raw:
-        return Raw(("gradients", "losses"), lambda update: Plan(), self.reason)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Event, Gaussian, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.methods.calibration import check_groups
 from fedveil.methods.method import Method, weighting_of
+from fedveil.methods.parts import Schedule
+from fedveil.methods.planner import Planner
 from fedveil.methods.run_cost import holds_shares, releases_to, sum_noise
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Policy, Raw, Released, is_common
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,49 +42,51 @@ def check_weights(method: Method, s: Setting) -> None:
         )
 
 
-def check_declared(method: Method, s: Setting, model: Tensor) -> None:
-    """Hold what a method says that it releases against its plans, before anything leaves.
+def check_declared(method: Method, s: Setting, model: Tensor) -> Planner:
+    """Return what makes the run's plans, once what the method says that it releases was held against them.
 
-    Plans that depend on the round alone are all priced, for the server and the aggregate view. Of a policy that adapts, the first
-    plan is: the others are held against the budget when they are charged.
+    The plans of a schedule are all made, hashed and priced, for the server and the aggregate view where all clients have them. Of
+    a policy the first plan is: the others are held against the budget when they are charged.
 
     Args:
         model: the initial global model [d].
 
     Raises:
-        ConfigError: `releases` understates a view.
+        ConfigError: `releases` understates a view, or the release is of no known type.
     """
     check_weights(method, s)
     check_groups(method, s)
-    policy = method.policy(s)
-    if not all(callable(getattr(policy, part, None)) for part in ("start", "plan", "observe")):
-        raise ConfigError(f"{method.name}: `policy` returned {type(policy).__name__}; it needs start, plan and observe")
-    common = is_common(policy)
-    clients = {min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}
-    for view, (client, one) in product((View.SERVER, View.AGGREGATE) if common else (s.scope.view,), clients.items()):
-        declared = releases_to(method, one, view)
-        planned = _priced(policy, one, Released(0, model, None, client=client), view, one.rounds if common else 1)
-        if any(isinstance(e, Unbounded) for e in declared):
-            continue
-        low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
-        if high > low * (1 + 1e-4):
-            raise ConfigError(
-                f"{method.name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost "
-                f"{high:.4g}: correct `releases`, or leave it to the default, which reads the plans"
-            )
+    release = method.release(s)
+    planner = Planner.of(release, s)
+    views = (View.SERVER, View.AGGREGATE) if planner.common else (s.scope.view,)
+    for client, one in ({min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}).items():
+        first = Released(0, model, None, client=client)
+        rounds = range(min(one.rounds, _PRICED)) if isinstance(release, Schedule) else range(1)
+        plans = [release.plan(one, t) if isinstance(release, Schedule) else planner.plan(first, planner.start()) for t in rounds]
+        for view in views:
+            _hold(method.name, releases_to(method, one, view), _priced(plans, one, view), one, view)
+    return planner
 
 
-def _priced(policy: Policy, s: Setting, released: Released, view: View, rounds: int) -> list[Event]:
+def _hold(name: str, declared: list[Event], planned: list[Event], s: Setting, view: View) -> None:
+    """Refuse releases that cost less than the plans do."""
+    if any(isinstance(event, Unbounded) for event in declared):
+        return
+    low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
+    if high > low * (1 + 1e-4):
+        raise ConfigError(
+            f"{name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost {high:.4g}: correct "
+            f"`releases`, or leave it to the default, which reads the plans"
+        )
+
+
+def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
     """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
     counted: Counter[Event] = Counter()
-    state = policy.start()
-    for t in range(min(rounds, _PRICED)):
-        plan = policy.plan(replace(released, round=t), state)
+    for t, plan in enumerate(plans):
         if isinstance(plan, Raw):
             return [Unbounded(plan.reason)]
-        if not isinstance(plan, Plan):
-            raise ConfigError(f"the policy's `plan` returned {type(plan).__name__} for round {t}; allowed are Plan and Raw")
         plan = plan if s.evaluation is None else s.evaluation.beside(plan, s.layout)
         shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1

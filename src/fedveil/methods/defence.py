@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, sum_noise
@@ -30,10 +29,6 @@ class Defence(MethodConfig):
         if sum_noise(s):
             raise ConfigError(f"{self.name} alters what the server sees of a single client: set privacy.view = 'server'")
         return s
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """Nothing can be proven without noise."""
-        return [Unbounded(self.reason)]
 
 
 def last_matrix(layout: Layout) -> int | None:

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
-from fedveil.release.plan import Fixed, Policy
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, gaussian_plan
 
 
 class DPFedAvg(MethodConfig):
@@ -20,6 +19,6 @@ class DPFedAvg(MethodConfig):
     name: Literal["dp-fedavg"] = "dp-fedavg"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))

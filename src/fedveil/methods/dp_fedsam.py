@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
-from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective, Plain
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, gaussian_plan
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +30,6 @@ class DPFedSAM(MethodConfig):
     """
 
     name: Literal["dp-fedsam"] = "dp-fedsam"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "how DP-FedSAM-top_k keeps coordinates: the largest of the whole update, before the clip, under noise on all"
     )
@@ -48,11 +46,11 @@ class DPFedSAM(MethodConfig):
                 "without noise: DP-SGD has no price for that; set training.local = 'sgd'"
             )
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return SharpnessAware(rho=self.rho, adaptive=self.adaptive, keep=self.keep)
 
 

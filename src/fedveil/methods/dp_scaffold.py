@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
-from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.methods.base import MethodConfig, Policy, Release, Setting, calibrated, sum_noise
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,30 +48,25 @@ class DPScaffold(MethodConfig):
             )
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Two parts, and the server's control variate for everybody."""
-        return Controlled(self, s)
+        return Controlled(self)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """SGD on gradient + c - c_i."""
         return Corrected(_correction, s.local.optimizer.lr)
 
 
 @dataclass(frozen=True)
-class Controlled:
+class Controlled(Policy):
     """c <- c + (n / N) mean of the released changes (Algorithm 1, server)."""
 
     method: DPScaffold
-    setting: Setting
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """mu^2 = (f / z)^2 of the round, divided between update and control variate."""
-        m, s = self.method, self.setting
-        server = state if sum_noise(s) else released.server
-        control: Any = server.get("control", released.model.new_zeros(len(released.model)))
+        m, server = self.method, state if sum_noise(s) else seen.server
+        control: Any = server.get("control", seen.model.new_zeros(len(seen.model)))
         return Plan(
             clip=m.clip,
             noise_std=s.z * m.clip / math.sqrt(1 - m.control_share),
@@ -80,20 +75,17 @@ class Controlled:
             broadcast={"control": control},
         )
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Aggregate view: the server moves c by the released mean."""
-        return self._moved(state, [upload]) if sum_noise(self.setting) else state
+        return self.observe_all(s, state, [left]) if sum_noise(s) else state
 
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+    def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Server view: the same from the single uploads."""
-        return self._moved(state, uploads)
-
-    def _moved(self, state: State, uploads: Sequence[Upload]) -> State:
         import torch
 
         if not uploads:
             return state
-        change = torch.stack([u.extras["control"] for u in uploads]).mean(0) * self.setting.rate
+        change = torch.stack([u.extras["control"] for u in uploads]).mean(0) * s.rate
         return {"control": state["control"] + change if "control" in state else change}
 
 
@@ -105,7 +97,7 @@ def _correction(local: Local) -> None:
 
 
 @dataclass(frozen=True)
-class Corrected(Plain):
+class Corrected(Plain, Remembering):
     """Local SGD on corrected gradients; c_i <- c_i - c + (x - y) / (K eta) (Algorithm 1, client, option II)."""
 
     lr: float = 0.1

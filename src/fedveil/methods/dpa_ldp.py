@@ -6,19 +6,20 @@ the formulas. Proven: clipped updates, and the same allocation at an exact cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.mechanism.plan import UnprovenPlan
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, mean
+from fedveil.methods.base import Mean, Release, Scheduled, Setting, Summed, SumServer
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
-from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
-from fedveil.release.plan import Plan, Policy, Upload
+from fedveil.training.local import State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,6 @@ class DPALDP(TwoVariants):
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
-    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
         "in the abstract"
@@ -59,22 +59,18 @@ class DPALDP(TwoVariants):
     def check_published(self, s: Setting) -> None:
         self.stds(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The noise of each round."""
         if self.variant == "proven":
             return self._schedule(s)
-        return Scheduled(tuple(Plan(noise_std=std, unproven=self.unproven) for std in self.stds(s)))
+        return Scheduled(tuple(UnprovenPlan(noise_std=std, reason=self.unproven) for std in self.stds(s)))
 
     def _schedule(self, s: Setting) -> Scheduled:
         return scheduled(s, self.clip, [self.contraction ** (t / 4) for t in range(s.rounds)])
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer:
         """The mean, and the proximal step of the non-smooth part."""
-        step = mean(uploads)
-        if not self.l1:
-            return step
-        moved = model + step
-        return moved.sign() * (moved.abs() - self.l1).clamp_min(0) - model
+        return Shrunk(self.l1) if self.l1 else Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """What constant noise z costs; nothing for the published variant."""
@@ -99,3 +95,14 @@ class DPALDP(TwoVariants):
             return [full_dp_std(s, self.name) * self.contraction ** (t / 4) for t in range(s.rounds)]
         epsilon, reach = paper_epsilon(s, self.name), training_reach(s, self.name)
         return [allocated_std(epsilon, s.delta, reach, self.contraction, s.rounds, t) for t in range(s.rounds)]
+
+
+@dataclass(frozen=True)
+class Shrunk(SumServer):
+    """The mean; each coordinate of the model that it leads to is shrunk by `l1`, which is the proximal step of l1 ||w||_1."""
+
+    l1: float
+
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        moved = total.start + total.vector
+        return state, moved.sign() * (moved.abs() - self.l1).clamp_min(0) - total.start

@@ -7,22 +7,31 @@ the range is taken of the released global model and the centre is that model; up
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, mean, sum_noise
+from fedveil.methods.base import (
+    Fixed,
+    Mean,
+    Release,
+    Setting,
+    Summed,
+    SumServer,
+    Unproven,
+    gaussian_plan,
+    sum_noise,
+    what_is_not_zero,
+)
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
-from fedveil.methods.sparse import NonZero
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
-from fedveil.release.plan import Fixed, Policy, Upload
-from fedveil.training.local import Local, Objective, State
+from fedveil.training.local import Client, Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +51,6 @@ class FedADDP(TwoVariants):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
-    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = "nothing: the published form is the authors' program; the paper's text was not at hand"
     reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
@@ -65,22 +73,18 @@ class FedADDP(TwoVariants):
             raise ConfigError("the published variant of fed-addp needs either privacy.epsilon or method.sigma, and nothing else")
         sigma_0(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clip and noise in units of the range. Published: the upload leaves as training made it."""
         if self.variant == "published":
-            return NonZero(("weights", "gradients"), self.unproven)
+            return Unproven(("weights", "gradients"), self.unproven, what_is_not_zero)
         return Fixed(gaussian_plan(s, self.clip))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return RangedNoise(self, s, sigma_0(self, s) if self.variant == "published" else None)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer:
         """The mean; proven: out of units of the range again."""
-        return mean(uploads) * unit(model, self.floor) if self.variant == "proven" else mean(uploads)
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """(f / z)^2 a round; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else super().releases(s, view)
+        return InUnits(self.floor) if self.variant == "proven" else Mean()
 
     def claim(self, s: Setting) -> Claim | None:
         """Of each client's own uploads; the program has a formula from epsilon to sigma_0 only."""
@@ -108,7 +112,17 @@ def unit(weights: Tensor, floor: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RangedNoise:
+class InUnits(SumServer):
+    """The mean of updates in units of the range of each coordinate of the model."""
+
+    floor: float
+
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        return state, total.vector * unit(total.start, self.floor)
+
+
+@dataclass(frozen=True)
+class RangedNoise(Remembering):
     """Per batch a step of the personal coordinates, then one of the shared; at the end what may move by q, and its noise.
 
     `sigma` is sigma_0 in the published variant, else None.

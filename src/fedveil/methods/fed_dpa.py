@@ -15,17 +15,27 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Claim, Event, View
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, gaussian_releases
+from fedveil.methods.base import (
+    Fixed,
+    MethodConfig,
+    Release,
+    Setting,
+    Unproven,
+    Variant,
+    Weighting,
+    calibrated,
+    gaussian_plan,
+    gaussian_releases,
+    what_is_not_zero,
+)
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
-from fedveil.methods.sparse import NonZero
 from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
-from fedveil.release.plan import Fixed, Policy
-from fedveil.training.local import Local, Objective, State
+from fedveil.training.local import Client, Local, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,16 +88,20 @@ class FedDPA(MethodConfig):
         refuse_dp_sgd(s, self.name)
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Clip and dense noise in every round; as the text has it, the upload leaves as training made it."""
-        return Fixed(gaussian_plan(s, self.clip)) if self.hides_mask else NonZero(("Fisher information",), _REASON)
+        return (
+            Fixed(gaussian_plan(s, self.clip))
+            if self.hides_mask
+            else Unproven(("Fisher information",), _REASON, what_is_not_zero)
+        )
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return TwoPasses(self, s)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """(f / z)^2 a round for each upload; nothing where the mask decides what is noised."""
-        return gaussian_releases(s, view) if self.hides_mask else [Unbounded(_REASON)]
+        return gaussian_releases(s, view) if self.hides_mask else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """User level for the sum, by either accountant."""
@@ -110,7 +124,7 @@ class FedDPA(MethodConfig):
 
 
 @dataclass(frozen=True)
-class TwoPasses:
+class TwoPasses(Remembering):
     """E epochs of the personal coordinates, then E epochs of the shared ones."""
 
     method: FedDPA

@@ -6,20 +6,31 @@ The published and the proven variant train alike and differ in how their noise i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, View
+from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases, reads_public_split
+from fedveil.methods.base import (
+    MethodConfig,
+    Policy,
+    Release,
+    Schedule,
+    Setting,
+    Variant,
+    calibrated,
+    gaussian_plan,
+    reads_public_split,
+)
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
-from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +51,6 @@ class FedSMP(MethodConfig):
     """
 
     name: Literal["fed-smp"] = "fed-smp"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; clip, scale, masks and noise are those of third-party programs, the default share and "
         "the number of steps on public data are guesses, and the mask by the last movement of the global model is ours"
@@ -66,15 +76,12 @@ class FedSMP(MethodConfig):
         refuse_dp_sgd(s, self.name)
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
-        return {"random": CommonMask, "public": PublicMask, "moved": MovedMask}[self.mask](self, s)
+    def release(self, s: Setting) -> Release:
+        kinds: dict[str, Callable[[FedSMP], Release]] = {"random": DrawnMask, "public": PublicMask, "moved": MovedMask}
+        return kinds[self.mask](self)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         return Scaled(scale=self.scale(s))
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """(f / z)^2 a round, however many coordinates are sent."""
-        return gaussian_releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """User level, for the sum."""
@@ -96,61 +103,55 @@ class FedSMP(MethodConfig):
 
 
 @dataclass(frozen=True)
-class CommonMask:
+class DrawnMask(Schedule):
     """k coordinates drawn from the round and a public seed."""
 
     method: FedSMP
-    setting: Setting
-    common: ClassVar[bool] = True
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        """Clip, noise, and the round's mask."""
-        import torch
-
-        score = self._score(released)
-        support = torch.zeros_like(score, dtype=torch.bool)
-        support[score.topk(self.method.kept(self.setting)).indices] = True
-        return replace(gaussian_plan(self.setting, self.method.clip), support=support)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
-
-    def _score(self, released: Released) -> Tensor:
+    def plan(self, s: Setting, t: int) -> Plan:
         import torch
 
         from fedveil.release.noise import Randomness
 
-        generator = Randomness(self.method.mask_seed).generator("fed-smp", released.round)
-        return torch.rand(self.setting.layout.dimension, generator=generator)
+        generator = Randomness(self.method.mask_seed).generator("fed-smp", t)
+        return masked(self.method, s, torch.rand(s.layout.dimension, generator=generator))
 
 
 @dataclass(frozen=True)
-class PublicMask(CommonMask):
+class PublicMask(Policy):
     """The k coordinates that training on the public split moves most; random where a plan is priced without a run."""
 
-    common: ClassVar[bool] = False
+    method: FedSMP
 
     @property
     def public_steps(self) -> int:
         return self.method.public_steps
 
-    def _score(self, released: Released) -> Tensor:
-        return super()._score(released) if released.public_update is None else released.public_update.abs()
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        if seen.public_update is None:
+            return DrawnMask(self.method).plan(s, seen.round)
+        return masked(self.method, s, seen.public_update.abs())
 
 
 @dataclass(frozen=True)
-class MovedMask(CommonMask):
+class MovedMask(Policy):
     """The k coordinates that the global model moved most; random before it has moved."""
 
-    common: ClassVar[bool] = False
+    method: FedSMP
 
-    def _score(self, released: Released) -> Tensor:
-        if released.previous is None:
-            return super()._score(released)
-        return (released.model - released.previous).abs()
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        if seen.previous is None:
+            return DrawnMask(self.method).plan(s, seen.round)
+        return masked(self.method, s, (seen.model - seen.previous).abs())
+
+
+def masked(method: FedSMP, s: Setting, score: Tensor) -> Plan:
+    """Clip, noise, and the k coordinates with the largest score [d]."""
+    import torch
+
+    support = torch.zeros_like(score, dtype=torch.bool)
+    support[score.topk(method.kept(s)).indices] = True
+    return replace(gaussian_plan(s, method.clip), support=support)
 
 
 @dataclass(frozen=True)

@@ -7,35 +7,24 @@ the update is restricted, clipped and noised once. Sparsity then lowers the nois
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, reads_public_split, sum_noise
+from fedveil.methods.base import CoverageMean, Release, Setting, Unproven, reads_public_split, sum_noise, what_is_not_zero
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
 from fedveil.methods.lstm_controller import BETA
-from fedveil.methods.sparse import NonZero, coverage_mean
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
-from fedveil.release.plan import Policy, Upload
-from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.training.local import Client, Plain
 
 
 class FedANC(FedANCOptions):
     __doc__ = FedANCOptions.__doc__
-    memoryless: ClassVar[bool] = True
     reason: ClassVar[str] = (
         "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
     )
-
-    @property
-    def coverage(self) -> bool:
-        return True
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""
@@ -52,17 +41,17 @@ class FedANC(FedANCOptions):
             )
         self._target(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
-        return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), self.unproven)
+        return Budgeted(self) if self.variant == "proven" else Unproven(("gradients", "losses"), self.unproven, what_is_not_zero)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise on part of each gradient."""
         return Plain() if self.variant == "proven" else SparseNoise(self, self._target(s), s.delta)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> CoverageMean:
         """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
-        return coverage_mean(uploads)
+        return CoverageMean()
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import debiased_norms
-from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.base import Policy, Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
-from fedveil.training.local import Local, State, clip_
+from fedveil.training.local import Local, Remembering, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ REFERENCE = sum(BETA) / 2
 
 
 @dataclass(frozen=True)
-class Budgeted:
+class Budgeted(Policy):
     """Proven policy: the controller reads released values and public loss; its beta decides how fast the budget is spent.
 
     With B = T (f / z)^2 the budget in mu^2, a round costs mu^2 = (left of B / rounds left) (b_ref / b)^2, kept within `pace`; the
@@ -37,7 +37,6 @@ class Budgeted:
     """
 
     method: FedANCOptions
-    setting: Setting
     columns = (
         Column("beta", "Noise std / clip", public=True),
         Column("gamma", "Coordinates that may be sent", "coordinates", share=True, public=True),
@@ -45,41 +44,41 @@ class Budgeted:
         Column("mu2_spent", "Spent of the budget in μ²", "μ²", public=True),
     )
 
-    def start(self) -> State:
+    def start(self, s: Setting) -> State:
         """A pre-trained controller that has seen nothing."""
         return self.method.controller.start() | {"norm": 0.0, "spent": 0.0, "rounds": 0, "releaser": 0, "beta": 0.0}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Restrict to the support, clip to C, noise beta C."""
-        s, method = self.setting, self.method
-        b, gamma = method.controller.act(state, state["norm"], released.public_loss or 0.0)
-        mu = self._mu(b, released.round, state)
-        movement = None if released.previous is None else released.model - released.previous
-        chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), released, state["releaser"])
+        method = self.method
+        b, gamma = method.controller.act(state, state["norm"], seen.public_loss or 0.0)
+        mu = self._mu(s, b, seen.round, state)
+        movement = None if seen.previous is None else seen.model - seen.previous
+        chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), seen, state["releaser"])
         std = 0.0 if s.z == 0 else s.scope.update_factor * method.clip / mu
         return Plan(clip=method.clip, noise_std=std, support=chosen, place="sum" if sum_noise(s) else "upload")
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """One step of the controller on `tradeoff`, then remember what left."""
-        method, layout = self.method, self.setting.layout
-        norm = float(debiased_norms(upload, layout).norm())
-        k = layout.dimension if upload.support is None else int(upload.support.sum())
-        start = upload.start if upload.start is not None else upload.vector
+        method, layout = self.method, s.layout
+        norm = float(debiased_norms(left, layout).norm())
+        k = layout.dimension if left.support is None else int(left.support.sum())
+        start = left.start if left.start is not None else left.vector
         movement = start - state["start"] if "start" in state else None
-        noise = float(upload.noise_std[0]) ** 2 * k / max(norm, 1e-6) ** 2
-        b, gamma = method.controller.act(state, state["norm"], upload.public_loss or 0.0)
+        noise = float(left.noise_std[0]) ** 2 * k / max(norm, 1e-6) ** 2
+        b, gamma = method.controller.act(state, state["norm"], left.public_loss or 0.0)
         objective = partial(
             tradeoff, weight=method.budget_weight, noise=noise / (b**2 * gamma), captured=captured(movement, gamma)
         )
-        new = method.controller.learn(state, state["norm"], upload.public_loss or 0.0, objective)
-        std = float(upload.plan.noise_std)
-        spent = state["spent"] + (self.setting.scope.update_factor * method.clip / std) ** 2 if std else 0.0
+        new = method.controller.learn(state, state["norm"], left.public_loss or 0.0, objective)
+        std = float(left.plan.noise_std)
+        spent = state["spent"] + (s.scope.update_factor * method.clip / std) ** 2 if std else 0.0
         return {
             **new,
             "norm": norm,
             "spent": spent,
             "rounds": state["rounds"] + 1,
-            "releaser": upload.client + 1,
+            "releaser": left.client + 1,
             "beta": std / method.clip,
             "start": start,
         }
@@ -88,8 +87,8 @@ class Budgeted:
         """Noise std / clip and share of coordinates of the last release; the controller's own beta; mu^2 spent."""
         return {"beta": state["beta"], "gamma": state["gamma"], "controller_beta": state["b"], "mu2_spent": state["spent"]}
 
-    def _mu(self, b: float, round: int, state: State) -> float:
-        s, method = self.setting, self.method
+    def _mu(self, s: Setting, b: float, round: int, state: State) -> float:
+        method = self.method
         if s.z == 0:
             return math.inf
         even = s.scope.update_factor / s.z
@@ -101,14 +100,14 @@ class Budgeted:
         most = 0.9 * left if rounds > 1 else left  # something must be left for the rounds to come
         return math.sqrt(min(left / max(rounds, 1) * pace, most))
 
-    def _support(self, movement: Tensor | None, k: int, released: Released, releaser: int) -> Tensor:
+    def _support(self, movement: Tensor | None, k: int, seen: Released, releaser: int) -> Tensor:
         """The k coordinates to send [d]: those that the global model moved most, and some at random."""
         import torch
 
         from fedveil.release.noise import Randomness
 
-        derive = Randomness(self.method.controller_seed).derive("support", released.round, releaser)
-        chosen = torch.zeros_like(released.model, dtype=torch.bool)
+        derive = Randomness(self.method.controller_seed).derive("support", seen.round, releaser)
+        chosen = torch.zeros_like(seen.model, dtype=torch.bool)
         known = 0 if movement is None else k - math.ceil(self.method.exploration * k)
         if movement is not None:
             chosen[movement.abs().topk(known).indices] = True
@@ -145,7 +144,7 @@ def tradeoff(b: Tensor, gamma: Tensor, *, weight: float, noise: float, captured:
 
 
 @dataclass(frozen=True)
-class SparseNoise:
+class SparseNoise(Remembering):
     """Published objective (Algorithm 1): at each step the controller sets beta and gamma; noise on the largest coordinates.
 
     The prediction loss of the next batch reaches beta through the step that beta noised,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
+from fedveil.mechanism.plan import Plan
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.declared_cost import check_weights
-from fedveil.release.plan import Fixed, Plan, Policy
-from fedveil.training.local import Local, Objective, Plain
-
-if TYPE_CHECKING:
-    pass
+from fedveil.training.local import Client, Plain, Proximal
 
 
 class FedAvg(MethodConfig):
@@ -42,13 +39,13 @@ class FedAvg(MethodConfig):
             )
         return s
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Everything leaves as it is, or after DP-SGD."""
         return Fixed(gaussian_plan(s, 1.0) if s.example_clip is not None else Plan())
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain or proximal local training."""
-        return Plain(proximal(self.proximal) if self.proximal else None)
+        return Plain(Proximal(self.proximal) if self.proximal else None)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Nothing can be proven without clip and noise."""
@@ -60,16 +57,3 @@ class FedAvg(MethodConfig):
         """DP-SGD counts records per client by their nominal number; only the weights show the true one."""
         public = s.example_clip is not None and self.weighting == "examples"
         return ("each client's number of examples is public",) if public else ()
-
-
-class _Proximal:
-    def __init__(self, alpha: float) -> None:
-        self.alpha = alpha
-
-    def __call__(self, local: Local) -> None:
-        local.model.grad.add_(local.model.vector - local.start, alpha=self.alpha)
-
-
-def proximal(alpha: float) -> _Proximal:
-    """The gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
-    return _Proximal(alpha)

@@ -8,33 +8,31 @@ vector, dense noise on the sum; masks are private, since a contribution with zer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import (
+    CoverageMean,
+    Release,
+    Setting,
+    Unproven,
+    calibrated,
+    gaussian_releases,
+    sum_noise,
+    what_is_not_zero,
+)
 from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
-from fedveil.methods.sparse import NonZero, coverage_mean
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.release.plan import Policy, Upload
-from fedveil.training.local import Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.training.local import Client
 
 _REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (FedGLP-ADP, Algorithm 1)"
 
 
 class FedGLPADP(FedGLPOptions):
     __doc__ = FedGLPOptions.__doc__
-
-    @property
-    def coverage(self) -> bool:
-        return True
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the paper's sigma, from epsilon or as given."""
@@ -52,23 +50,23 @@ class FedGLPADP(FedGLPOptions):
         sigma(self, s)
         return s
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clip weights from released norms. Published: the upload leaves as training made it."""
         if self.variant == "published":
-            return NonZero(("layer norms of earlier rounds",), _REASON)
-        return ClipWeights(self, s, personal_share(self, s))
+            return Unproven(("layer norms of earlier rounds",), _REASON, what_is_not_zero)
+        return ClipWeights(self, personal_share(self, s))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Two losses on disjoint coordinates; published: clip, noise and masks as well."""
         noise = sigma(self, s) if self.variant == "published" else None
         return TwoLosses(self, s, personal_share(self, s), noise)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> CoverageMean:
         """Eq. 12: per coordinate, the mean over the clients that share it; a sum was divided by the planned n already."""
-        return coverage_mean(uploads)
+        return CoverageMean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights; nothing for the published variant."""
+        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights: the release itself asks for calibrated noise."""
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:

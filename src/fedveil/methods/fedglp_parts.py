@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import debiased_norms, layered_plan
-from fedveil.methods.base import Setting, gaussian_plan, sum_noise
+from fedveil.methods.base import Policy, Setting, gaussian_plan, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
-from fedveil.methods.sparse import grown
-from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
-from fedveil.training.local import Local, State
+from fedveil.training.local import Local, Remembering, State
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
@@ -65,40 +64,37 @@ def clip_weights(log_odds: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClipWeights:
+class ClipWeights(Policy):
     """Proven policy: C_l^2 = C^2 tw_l with weights, and in the server view masks, made from what was released."""
 
     method: FedGLPOptions
-    setting: Setting
     beta: float
     columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True, public=True))
 
-    def start(self) -> State:
+    def start(self, s: Setting) -> State:
         """Log-odds of the layers' shares; nothing personal."""
         import torch
 
-        layout = self.setting.layout
-        mask = torch.zeros(0 if sum_noise(self.setting) else layout.dimension, dtype=torch.bool)
+        layout = s.layout
+        mask = torch.zeros(0 if sum_noise(s) else layout.dimension, dtype=torch.bool)
         return {"log_odds": start_log_odds(layout, self.method.max_log_odds), "mask": mask, "rounds": 0}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Clips from the weights, noise at the round's share of the budget, shared coordinates only."""
-        support = None if sum_noise(self.setting) else ~state["mask"]
-        if self.setting.example_clip is not None or self.method.clipping == "flat":
-            return replace(gaussian_plan(self.setting, self.method.clip), support=support)
+        support = None if sum_noise(s) else ~state["mask"]
+        if s.example_clip is not None or self.method.clipping == "flat":
+            return replace(gaussian_plan(s, self.method.clip), support=support)
         clips = self.method.clip * clip_weights(state["log_odds"]).sqrt()
-        plan = layered_plan(self.setting, clips, equal=self.method.allocation == "equal")
+        plan = layered_plan(s, clips, equal=self.method.allocation == "equal")
         return replace(plan, support=support)
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Algorithm 1 on debiased norms; the coordinates that moved most become personal."""
-        norms = debiased_norms(upload, self.setting.layout)
+        norms = debiased_norms(left, s.layout)
         h = next_log_odds(state["log_odds"], norms, state.get("norms"), self.method.gamma, self.method.max_log_odds)
         rounds, mask = state["rounds"] + 1, state["mask"]
         if len(mask):
-            mask = grown(
-                mask, upload.vector.abs(), self.setting.layout, share_after(self.method, self.setting, self.beta, rounds)
-            )
+            mask = grown(mask, left.vector.abs(), s.layout, share_after(self.method, s, self.beta, rounds))
         return {"log_odds": h, "norms": norms, "mask": mask, "rounds": rounds}
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
@@ -111,11 +107,24 @@ def share_after(method: FedGLPOptions, s: Setting, beta: float, rounds: int) -> 
     return min(beta, (method.growth if method.growth is not None else beta / s.rounds) * rounds)
 
 
+def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:
+    """`mask` [d] with the largest of the other coordinates by `size` [d] added, until it holds `share` of each layer.
+
+    A layer that already holds that share stays as it is; the number of coordinates is rounded down.
+    """
+    new = mask.clone()
+    for part, values, n in zip(layout.split(new), layout.split(size), layout.sizes, strict=True):
+        missing = int(share * n + 1e-9) - int(part.sum())
+        if missing > 0:
+            part[values.masked_fill(part, -1.0).topk(missing).indices] = True
+    return new
+
+
 # --- local training ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class TwoLosses:
+class TwoLosses(Remembering):
     """Per batch: a step of the personal weights, then, with these, a step of the shared ones (Algorithm 2, lines 6 and 7).
 
     `sigma` is the paper's noise multiplier in the published variant, else None. With DP-SGD both parts follow one noisy

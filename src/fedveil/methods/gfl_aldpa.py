@@ -14,12 +14,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.accounting.types import Adjacency, Claim, Event, Gaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Event, Gaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases, sum_noise
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import State
+from fedveil.methods.base import (
+    MethodConfig,
+    Release,
+    Schedule,
+    Setting,
+    Unproven,
+    Variant,
+    calibrated,
+    gaussian_plan,
+    gaussian_releases,
+    sum_noise,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,14 +76,24 @@ class GFLALDPA(MethodConfig):
             )
         return calibrated(self, s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: everything follows from the round. Published: the largest coordinates of the update."""
-        return Growing(self, s)
+        return Growing(self) if self.variant == "proven" else Unproven(("largest coordinates",), _REASON, self.of_largest)
+
+    def of_largest(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+        """Published: the largest coordinates of the update, and the noise of the round."""
+        place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
+        std, support = self.published_std(s, seen.round), largest(update, self.kept(s))
+        return Plan(clip=self.clip, noise_std=std, place=place, support=support)
+
+    def kept(self, s: Setting) -> int:
+        """How many coordinates leave."""
+        return max(1, round(self.keep * s.layout.dimension))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """The exact mu of all rounds a client may be in, the dearest ones; nothing for the published variant."""
         if self.variant == "published":
-            return [Unbounded(_REASON)]
+            return super().releases(s, view)
         (each,) = gaussian_releases(s, view)
         if not isinstance(each, Gaussian):
             return [each]
@@ -111,32 +131,15 @@ def _power_sum(power: float, rounds: int) -> float:
 
 
 @dataclass(frozen=True)
-class Growing:
-    """Less noise in each round: on coordinates drawn by a public seed (proven), or on the largest ones (published)."""
+class Growing(Schedule):
+    """Less noise in each round, on coordinates drawn by a public seed."""
 
     method: GFLALDPA
-    setting: Setting
 
-    @property
-    def common(self) -> bool:
-        """Proven plans depend on the round alone."""
-        return self.method.variant == "proven"
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan | Raw:
-        m, s = self.method, self.setting
-        kept = max(1, round(m.keep * s.layout.dimension))
-        if m.variant == "published":
-            plan = Plan(clip=m.clip, noise_std=m.published_std(s, released.round), place="sum" if sum_noise(s) else "upload")
-            return Raw(("largest coordinates",), lambda update: replace(plan, support=largest(update, kept)), _REASON)
-        plan = gaussian_plan(s, m.clip)
-        std = float(plan.noise_std) / m.weight(released.round, s.rounds)
-        return replace(plan, noise_std=std, support=drawn(s.layout.dimension, kept, m.seed, released.round))
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+    def plan(self, s: Setting, t: int) -> Plan:
+        m, plan = self.method, gaussian_plan(s, self.method.clip)
+        std = float(plan.noise_std) / m.weight(t, s.rounds)
+        return replace(plan, noise_std=std, support=drawn(s.layout.dimension, m.kept(s), m.seed, t))
 
 
 def largest(update: Tensor, kept: int) -> Tensor:

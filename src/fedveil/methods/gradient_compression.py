@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.methods.base import Setting
+from fedveil.methods.base import Release, Setting, Unproven, what_is_not_zero
 from fedveil.methods.defence import Defence
-from fedveil.methods.sparse import NonZero
-from fedveil.release.plan import Policy
-from fedveil.training.local import Local, Objective, Plain
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +32,11 @@ class GradientCompression(Defence):
     )
     pruning_rate: float = Field(0.9, ge=0, lt=1)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """What is zero is not sent."""
-        return NonZero(("update",), self.reason)
+        return Unproven(("update",), self.reason, what_is_not_zero)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training, then pruning."""
         return Pruned(rate=self.pruning_rate)
 

@@ -15,12 +15,12 @@ from pydantic import Field
 from fedveil.accounting.gaussian import noise_std_for
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import noise_at_share, paper_epsilon
-from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.base import Policy, Release, Setting, Unproven, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.ladp_claim import constant_as_printed
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import State
 
 if TYPE_CHECKING:
@@ -63,9 +63,19 @@ class LaDPFL(TwoVariants):
     def check_published(self, s: Setting) -> None:
         self.unit_std(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The noise of each layer, from released or from raw weights."""
-        return Estimated(self, s) if self.variant == "proven" else RawEstimated(self, s, self.unit_std(s))
+        if self.variant == "proven":
+            return Estimated(self)
+        return Unproven(("layer norms", "KL divergence of local from global layers"), self.unproven, self.by_raw_layers)
+
+    def by_raw_layers(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+        """Published: sigma_j = c Delta / (epsilon P_j), P_j = min(KL(softmax(w_i,j) || softmax(w_g,j)), B) of raw weights."""
+        layout, local = s.layout, seen.model + update
+        scaled = layer_kl(local, seen.model, layout).clamp(self.bound / self.spread, self.bound) / self.bound
+        if not self.privacy_estimation:
+            scaled = scaled.new_ones(len(layout))
+        return Plan(noise_std=self.unit_std(s) / scaled * (layout.norms(local) >= self.threshold))
 
     def claim(self, s: Setting) -> Claim | None:
         """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim where that delta is >= 1."""
@@ -82,58 +92,22 @@ class LaDPFL(TwoVariants):
         return constant_as_printed(epsilon, s.delta) * reach / epsilon
 
 
-# --- policies ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class RawEstimated:
-    """Published policy: P_j = min(KL(softmax(w_i,j) || softmax(w_g,j)), B) of raw weights; sigma_j = c Delta / (epsilon P_j)."""
-
-    method: LaDPFL
-    setting: Setting
-    unit_std: float
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Raw:
-        """Algorithms 2 to 4 on the private update."""
-        m, layout = self.method, self.setting.layout
-
-        def make(update: Tensor) -> Plan:
-            local = released.model + update
-            scaled = layer_kl(local, released.model, layout).clamp(m.bound / m.spread, m.bound) / m.bound
-            if not m.privacy_estimation:
-                scaled = scaled.new_ones(len(layout))
-            return Plan(noise_std=self.unit_std / scaled * (layout.norms(local) >= m.threshold))
-
-        return Raw(("layer norms", "KL divergence of local from global layers"), make, m.unproven)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
-
-
-@dataclass(frozen=True)
-class Estimated:
+class Estimated(Policy):
     """Proven policy: the same estimate, of what was released last, less what the noise adds to it."""
 
     method: LaDPFL
-    setting: Setting
 
-    def start(self) -> State:
-        """Nothing was released: all layers count equally."""
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """sigma_j proportional to 1 / P_j on the chosen layers, scaled so that the round costs mu = f / z."""
-        m, s = self.method, self.setting
-        chosen = s.layout.norms(released.model) >= m.threshold
+        m = self.method
+        chosen = s.layout.norms(seen.model) >= m.threshold
         if not bool(chosen.any()):
             raise ConfigError(
                 f"method.threshold = {m.threshold:g} is above the norm of every layer of the global model: lower it"
             )
-        none, one = released.model.new_zeros(()), released.model.new_ones(())
-        estimates = self._estimates(released, state, chosen)
+        none, one = seen.model.new_zeros(()), seen.model.new_ones(())
+        estimates = self._estimates(s, seen, state, chosen)
         sizes = estimates.new_tensor([float(n) for n in s.layout.sizes]).where(chosen, none)
         return noise_at_share(
             s,
@@ -146,24 +120,24 @@ class Estimated:
             ),
         )
 
-    def _estimates(self, released: Released, state: State, chosen: Tensor) -> Tensor:
+    def _estimates(self, s: Setting, seen: Released, state: State, chosen: Tensor) -> Tensor:
         """P_j [L] > 0 from what was released last; equal where nothing was, or where nothing but noise is left of it."""
-        m, s = self.method, self.setting
-        equal = chosen.new_ones(len(s.layout), dtype=released.model.dtype)
+        m = self.method
+        equal = chosen.new_ones(len(s.layout), dtype=seen.model.dtype)
         if not state or not m.privacy_estimation:
             return equal
         # A sum is compared with the model it started from: the model that it led to is the global one.
-        other = state["start"] if sum_noise(s) else released.model
+        other = state["start"] if sum_noise(s) else seen.model
         estimates = (layer_kl(state["model"], other, s.layout) - noise_kl(state["noise_std"], s.layout)).clamp(0, m.bound)
         largest = float(estimates[chosen].max())
         return estimates.clamp_min(largest / m.spread) if largest > 0 else equal
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """The model that this release stands for, and the noise in it."""
-        if upload.start is None:
+        if left.start is None:
             raise ConfigError("LaDP-FL's policy must be told the model that an upload started from: set Upload.start")
-        seen = {"model": upload.start + upload.vector, "noise_std": upload.noise_std}
-        return {**seen, "start": upload.start} if sum_noise(self.setting) else seen
+        known = {"model": left.start + left.vector, "noise_std": left.noise_std}
+        return {**known, "start": left.start} if sum_noise(s) else known
 
 
 def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, Weighting, gaussian_plan, planned_releases, sum_noise
+from fedveil.methods.base import Release, Schedule, Setting, Unproven, Weighting, gaussian_plan, planned_releases, sum_noise
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State, clip_
+from fedveil.training.local import Client, Local, Plain, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,6 @@ class LDPFed(TwoVariants):
         "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
     )
     name: Literal["ldp-fed"] = "ldp-fed"
-    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     mechanism: Literal["ordinal", "gaussian"] = "ordinal"
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -61,11 +60,17 @@ class LDPFed(TwoVariants):
     def unproven(self) -> str:
         return _REASONS[self.mechanism]
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The layers of the round; proven: clip, noise and a clamp as well."""
-        return Turns(self, s)
+        if self.variant == "proven":
+            return Turns(self)
+        return Unproven(("values perturbed in training",), self.unproven, self.perturbed)
 
-    def objective(self, s: Setting) -> Objective:
+    def perturbed(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+        """Published: the layers of the round leave as training made them."""
+        return Plan(support=turn(s.layout, self.layers_a_round, seen.round))
+
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: training that perturbs."""
         if self.variant == "proven":
             return Plain()
@@ -97,25 +102,13 @@ class LDPFed(TwoVariants):
 
 
 @dataclass(frozen=True)
-class Turns:
-    """Layers in turns, from the last to the first: a plan that depends on the round alone."""
+class Turns(Schedule):
+    """Layers in turns, from the last to the first."""
 
     method: LDPFed
-    setting: Setting
-    common: ClassVar[bool] = True
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan | Raw:
-        m, s = self.method, self.setting
-        support = turn(s.layout, m.layers_a_round, released.round)
-        if m.variant == "published":
-            return Raw(("values perturbed in training",), lambda update: Plan(support=support), m.unproven)
-        return replace(m.clamped(s), support=support)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+    def plan(self, s: Setting, t: int) -> Plan:
+        return replace(self.method.clamped(s), support=turn(s.layout, self.method.layers_a_round, t))
 
 
 @dataclass(frozen=True)

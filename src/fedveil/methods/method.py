@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.methods.parts import Fixed, Release, SumServer, UploadServer
 from fedveil.methods.setting import Setting
 from fedveil.release.evaluation_counts import COUNTS
-from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import Policy, Upload
-from fedveil.training.local import Objective
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.training.local import Client
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
 
 
 class Method(Protocol):
-    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `policy`."""
+    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `release`."""
 
     @property
     def name(self) -> str:
         """The name in configurations, for instance `dp-fedavg`."""
         ...
 
-    @property
-    def coverage(self) -> bool:
-        """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
-        ...
-
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
         """Named vectors that leave beside the update: shape by name, `()` for one number."""
-        ...
-
-    def participation(self, s: Setting) -> Participation | None:
-        """Who may take part how often, where the noise depends on it; the sampler enforces it."""
         ...
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
@@ -48,16 +36,16 @@ class Method(Protocol):
         """The setting with its noise multiplier known (see `calibrated`)."""
         ...
 
-    def policy(self, s: Setting) -> Policy:
-        """The policy that plans each release."""
+    def release(self, s: Setting) -> Release:
+        """The part that plans each release."""
         ...
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """What local training does."""
         ...
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The step [d] of the global model from what was released this round (one mean, or n uploads)."""
+    def server(self, s: Setting) -> SumServer | UploadServer:
+        """The part that makes the step of the global model from what was released."""
         ...
 
     def releases(self, s: Setting, view: View) -> list[Event]:
@@ -80,6 +68,12 @@ class Method(Protocol):
 def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
     """The shape of each extra of a release: those of the method, and the counts of an evaluation."""
     return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
+
+
+def participation_of(method: Method, s: Setting) -> Participation | None:
+    """Who may take part how often, where the noise of the run depends on it; the sampler enforces it."""
+    release = method.release(s)
+    return release.always.mechanism.participation if isinstance(release, Fixed) else None
 
 
 def is_own(method: Method) -> bool:

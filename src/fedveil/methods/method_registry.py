@@ -27,8 +27,8 @@ def register(kind: type[Kind]) -> type[Kind]:
     """
     parts = [part for part in vars(Method) if not part.startswith("_")]
     missing = [part for part in parts if not hasattr(kind, part) and part not in kind.model_fields]
-    if getattr(kind, "policy", None) is MethodConfig.policy:
-        missing.append("policy")
+    if kind.release is MethodConfig.release:
+        missing.append("release")
     name = kind.model_fields["name"].default if "name" in kind.model_fields else None
     if missing or not isinstance(name, str):
         lacks = ", ".join(missing) or 'name: Literal["..."] = "..."'

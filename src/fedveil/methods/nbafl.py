@@ -7,7 +7,6 @@ the sensitivity that they do have, C under zero-out and 2 C under replace-one, c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,14 +15,13 @@ from pydantic import Field
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import UnprovenPlan
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, gaussian_plan, mean
+from fedveil.methods.base import Fixed, Mean, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
-from fedveil.methods.fedavg import proximal
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.release.plan import Fixed, Plan, Policy, Upload
-from fedveil.training.local import Local, Objective, Plain
+from fedveil.training.local import Client, Local, Plain, Proximal, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,8 +49,6 @@ class NbAFL(TwoVariants):
     """
 
     name: Literal["nbafl"] = "nbafl"
-    memoryless: ClassVar[bool] = True
-    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "
         "FederatedScope's trainer_nbafl.py"
@@ -87,26 +83,23 @@ class NbAFL(TwoVariants):
             )
         self.noise_std(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The same clip and noise in every round."""
         if self.variant == "proven":
             return Fixed(gaussian_plan(s, self.clip))
         clip = self.clip if self.source == "paper" else math.inf
-        return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=self.unproven))
+        return Fixed(UnprovenPlan(clip=clip, noise_std=self.noise_std(s), reason=self.unproven))
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Local training, with the proximal term; what leaves are weights."""
-        penalty = proximal(self.proximal) if self.proximal else None
+        penalty = Proximal(self.proximal) if self.proximal else None
         return Weights(penalty) if self.sends_weights else Plain(penalty)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    def server(self, s: Setting) -> SumServer:
         """From the global model to the mean of the weights."""
         if not self.sends_weights:
-            return mean(uploads)
-        weights = mean(uploads)
-        if self.variant == "published" and self.source == "repo":
-            weights.clamp_(-self.clip, self.clip)
-        return weights - model
+            return Mean()
+        return ToWeights(self.clip if self.variant == "published" and self.source == "repo" else None)
 
     def claim(self, s: Setting) -> Claim | None:
         """Published: epsilon for L uploads of a record's client; as LaDP-FL's Full DP, epsilon a round."""
@@ -150,3 +143,14 @@ class Weights(Plain):
     def finish(self, local: Local) -> Tensor:
         """w_i; the door clips it."""
         return local.model.vector.clone()
+
+
+@dataclass(frozen=True)
+class ToWeights(SumServer):
+    """From the global model to the mean of released weights, each of which is clamped to `bound` where there is one."""
+
+    bound: float | None
+
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        weights = total.vector if self.bound is None else total.vector.clamp(-self.bound, self.bound)
+        return state, weights - total.start

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from fedveil.accounting.types import Event, SampledGaussian, View
-from fedveil.methods.base import Method, Setting, calibrated, gaussian_plan, gaussian_releases
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Released, Upload
-from fedveil.training.local import State
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A plan for each round; all clients have the same."""
-
-    plans: tuple[Plan, ...]
-    common: ClassVar[bool] = True
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        return self.plans[released.round]
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
+from fedveil.mechanism.cost import event_of
+from fedveil.methods.base import Method, Scheduled, Setting, calibrated, gaussian_plan, gaussian_releases
 
 
 def priced(s: Setting, shape: Sequence[float]) -> list[float]:

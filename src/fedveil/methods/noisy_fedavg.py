@@ -6,34 +6,18 @@ rates (docs/privacy.md). What is proven instead composes the rounds; training is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
-from fedveil.methods.base import MethodConfig, Setting, Variant
-from fedveil.methods.trajectory import (
-    UNIT_NOTE,
-    Ball,
-    Trajectory,
-    batch_clip,
-    calibrated_trajectory,
-    cost,
-    schedule_of,
-    trajectory,
-    trajectory_assumptions,
-    upload_std,
-)
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.methods.base import Setting, Variant
+from fedveil.methods.trajectory import UNIT_NOTE, AlongTrajectory, batch_clip, schedule_of, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim
-from fedveil.release.plan import Policy, Upload
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
-class NoisyFedAvg(MethodConfig):
+class NoisyFedAvg(AlongTrajectory):
     """K clipped SGD steps, noise on each upload, plain mean (from the convergent f-DP analysis).
 
     V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
@@ -49,35 +33,12 @@ class NoisyFedAvg(MethodConfig):
     """
 
     name: Literal["noisy-fedavg"] = "noisy-fedavg"
-    bounds_last_model: ClassVar[bool] = True
-    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     project_to: float | None = Field(None, gt=0, allow_inf_nan=False)
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
-
-    @property
-    def ball(self) -> Ball:
-        """Where the global model is kept."""
-        return Ball(self.project_to, self.assumed_smoothness)
-
-    def calibrate(self, s: Setting) -> Setting:
-        """Noise from sigma, or for the configured epsilon by composition (final view: by the bound on the last model)."""
-        return calibrated_trajectory(self, s, self.sigma, 0.0, self.ball)
-
-    def policy(self, s: Setting) -> Policy:
-        """Each round's clip is the longest way that K clipped steps can go."""
-        return Trajectory(trajectory(s), upload_std(s, trajectory(s)))
-
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The plain mean, projected where asked."""
-        return self.ball.step(uploads, model)
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """Composition over the rounds, or the bound on the last model."""
-        return cost(s, view, 0.0, self.ball)
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 3 as printed."""
@@ -102,11 +63,3 @@ class NoisyFedAvg(MethodConfig):
             f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates, stated for one sample",
             f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """The largest bound on an update, that of the first round."""
-        return float(trajectory(s)[0])
-
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """The noise of the others is in every sum."""
-        return trajectory_assumptions(s, self.ball)

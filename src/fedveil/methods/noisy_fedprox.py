@@ -6,35 +6,19 @@ The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
-from fedveil.methods.base import MethodConfig, Setting, Variant
-from fedveil.methods.fedavg import proximal
-from fedveil.methods.trajectory import (
-    UNIT_NOTE,
-    Ball,
-    Trajectory,
-    batch_clip,
-    calibrated_trajectory,
-    cost,
-    trajectory,
-    trajectory_assumptions,
-    upload_std,
-)
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.methods.base import Setting, Variant
+from fedveil.methods.trajectory import UNIT_NOTE, AlongTrajectory, batch_clip, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox
-from fedveil.release.plan import Policy, Upload
-from fedveil.training.local import Objective, Plain
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.training.local import Client, Plain, Proximal
 
 
-class NoisyFedProx(MethodConfig):
+class NoisyFedProx(AlongTrajectory):
     """Noisy-FedAvg with a proximal term (from the convergent f-DP analysis).
 
     V is `training.batch_clip`, K is `training.local_steps`.
@@ -48,9 +32,6 @@ class NoisyFedProx(MethodConfig):
     """
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
-    memoryless: ClassVar[bool] = True
-    bounds_last_model: ClassVar[bool] = True
-    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -59,28 +40,12 @@ class NoisyFedProx(MethodConfig):
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     @property
-    def ball(self) -> Ball:
-        return Ball(self.project_to, self.assumed_smoothness)
+    def pull(self) -> float:
+        return self.proximal
 
-    def calibrate(self, s: Setting) -> Setting:
-        """Noise from sigma, or for the configured epsilon by composition (final view: by the bound on the last model)."""
-        return calibrated_trajectory(self, s, self.sigma, self.proximal, self.ball)
-
-    def policy(self, s: Setting) -> Policy:
-        """Each round's clip is the longest way that K clipped and pulled-back steps can go."""
-        bounds = trajectory(s, self.proximal)
-        return Trajectory(bounds, upload_std(s, bounds))
-
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Local training with the proximal penalty."""
-        return Plain(proximal(self.proximal))
-
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        return self.ball.step(uploads, model)
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """Composition over the rounds, or the bound on the last model."""
-        return cost(s, view, self.proximal, self.ball)
+        return Plain(Proximal(self.proximal))
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 4 as printed, where its condition alpha > L holds."""
@@ -102,11 +67,3 @@ class NoisyFedProx(MethodConfig):
             "convergent f-DP analysis, Theorem 4, stated for one sample",
             f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """The largest bound on an update, that of the first round."""
-        return float(trajectory(s, self.proximal)[0])
-
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """The noise of the others is in every sum."""
-        return trajectory_assumptions(s, self.ball)

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method import Method
-from fedveil.methods.noise_schedule import Scheduled
+from fedveil.methods.parts import Fixed, Scheduled
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Fixed, Plan
 
 
 def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
     """The plans of all rounds, where they are known before the data are seen and scaled by one noise multiplier; else none."""
     if not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
         return ()
-    policy = method.policy(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
-    plans = (policy.always,) if type(policy) is Fixed else policy.plans if type(policy) is Scheduled else ()
+    release = method.release(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
+    plans = (release.always,) if isinstance(release, Fixed) else release.plans if isinstance(release, Scheduled) else ()
     return () if any(plan.mechanism.stateful for plan in plans) else plans
 
 

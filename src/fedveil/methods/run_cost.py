@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedveil.accounting.types import Event, Unbounded, View
+from fedveil.accounting.types import Event, Gaussian, Unbounded, View
+from fedveil.mechanism.cost import event_of, plan_mu, promises
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, reason_of
 from fedveil.methods.method import Method, weighting_of
+from fedveil.methods.parts import SumServer
+from fedveil.methods.planner import is_common
+from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of, plan_mu, promises
-from fedveil.release.flags import speaks_for
-from fedveil.release.plan import Plan, Raw, is_common
-
-_BOUND_RESTS_ON = (
-    *("aggregate", "policy", "objective", "calibrate", "releases"),
-    *("extras", "participation", "client_epsilons", "weighting"),
-)
-"""Of a method, the parts on which a bound of the last model rests."""
 
 
 def sum_noise(s: Setting) -> bool:
@@ -26,8 +22,8 @@ def sum_noise(s: Setting) -> bool:
 
 def gaussian_plan(s: Setting, clip: float) -> Plan:
     """Clip to C, noise z C: on each upload in the server view, else once on the sum; or DP-SGD inside the client."""
-    if s.example_clip is not None:
-        return Plan(dp_sgd=s.dp_sgd())
+    if (step := s.dp_sgd()) is not None:
+        return LocalDpSgd(step=step)
     return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")
 
 
@@ -62,25 +58,24 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     Who sees less than the server does gains by that only where `adds_up`; else what is proven against the server holds for all.
     """
     own = s.scope.view
-    if view is View.FINAL and not bounds_last_model(method, s):
-        return releases_to(method, s, View.AGGREGATE)
+    if view is View.FINAL:
+        return _of_last_model(method, s, releases_to(method, s, View.AGGREGATE))
     sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
     if view is own or sums or s.example_clip is not None:
         return method.releases(s, view)
     if own is View.SERVER:
         return method.releases(s, view if adds_up(method, s) else own)
-    if is_common(method.policy(s)):
+    if is_common(method, s):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
 
-def bounds_last_model(method: Method, s: Setting) -> bool:
-    """Whether `releases` may say less of the last model alone than of all models: of its projection, its noise and its steps.
-
-    A class that replaces anything on which its base's bound rests says `bounds_last_model` again, if it is so. The bound says
-    nothing about an average of several models.
-    """
-    return s.final_model == "last" and speaks_for(method, "bounds_last_model", *_BOUND_RESTS_ON)
+def _of_last_model(method: Method, s: Setting, rounds: list[Event]) -> list[Event]:
+    """The releases of all rounds, or the bound on the last model alone where that is smaller."""
+    if not all(isinstance(event, Gaussian) for event in rounds) or (last := last_model_mu(method, s)) is None:
+        return rounds
+    mu = math.sqrt(sum(e.count * e.mu**2 for e in rounds if isinstance(e, Gaussian)))
+    return [Gaussian(last)] if last < mu else rounds
 
 
 def adds_up(method: Method, s: Setting) -> bool:
@@ -88,21 +83,12 @@ def adds_up(method: Method, s: Setting) -> bool:
 
     The plans depend on the round alone, the same for all clients: else a coordinate carries only the noise of those that sent it,
     and later plans follow single uploads. All weigh the same: else the heaviest moves the mean by more than its share of the
-    noise. `aggregate`, with all that it calls, reads nothing but the sum, which a class that has its own says with
-    `aggregates_sum`. And rounds are full: a cap on participations empties the later ones, unless `min_survivors` skips those.
+    noise. The server is given nothing but the sum. And rounds are full: a cap on participations empties the later ones, unless
+    `min_survivors` skips those.
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
-    summed = speaks_for(method, "aggregates_sum", "aggregate")
-    return summed and weighting_of(method) == "uniform" and is_common(method.policy(s))
-
-
-def is_memoryless(method: Method) -> bool:
-    """Whether what a client sends follows from its data, the round and what was released, not from where it took part before.
-
-    Batch statistics, which clients keep whatever the method is, are not looked at.
-    """
-    return speaks_for(method, "memoryless", "objective")
+    return isinstance(method.server(s), SumServer) and weighting_of(method) == "uniform" and is_common(method, s)
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
@@ -113,10 +99,10 @@ def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
 
 def noise_of(plan: Plan | Raw, s: Setting) -> float:
     """The noise multiplier of what the run's view sees of a release under this plan; 0 where nothing is proven of it."""
-    if isinstance(plan, Raw) or plan.unproven:
+    if isinstance(plan, Raw) or reason_of(plan):
         return 0.0
-    if plan.dp_sgd is not None:
-        return plan.dp_sgd.noise_multiplier
+    if isinstance(plan, LocalDpSgd):
+        return plan.step.noise_multiplier
     mu = plan_mu(plan, s.layout, 1, s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
     return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 

@@ -14,13 +14,12 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Claim
+from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, paper_epsilon
-from fedveil.methods.aldp_fl import Unguarded
-from fedveil.methods.base import Setting, mean, sum_noise
+from fedveil.methods.base import Policy, Release, Setting, Unproven, as_trained, mean, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
 from fedveil.methods.two_variants import TwoVariants
-from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,6 @@ class SensitiveDP(TwoVariants):
     """
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
-    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and "
         "global history is in the abstract"
@@ -55,11 +53,13 @@ class SensitiveDP(TwoVariants):
         training_reach(s, self.name, momentum=True)
         super().check_published(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
-        return Remembered(self, s) if self.variant == "proven" else Unguarded(("norms of earlier updates",), self.unproven)
+        return (
+            Remembered(self) if self.variant == "proven" else Unproven(("norms of earlier updates",), self.unproven, as_trained)
+        )
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: noise by the raw history."""
         if self.variant == "proven":
             return Plain()
@@ -78,7 +78,7 @@ class SensitiveDP(TwoVariants):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawHistory(Plain):
+class RawHistory(Plain, Remembering):
     """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon.
 
     a and b are running averages of the squared norms of the client's own updates, and of how far the global model moved since the
@@ -111,35 +111,31 @@ class RawHistory(Plain):
 
 
 @dataclass(frozen=True)
-class Remembered:
+class Remembered(Policy):
     """Proven policy: the clip of a layer is kappa times the root of the average of its released squares, less their noise."""
 
     method: SensitiveDP
-    setting: Setting
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """Clips C_l from the history and one noise std z ||C||: the round costs f / z whatever the clips are."""
-        m, s = self.method, self.setting
+        m = self.method
         clips = first = first_clips(m.clip, s.layout)
         if "own" in state:
             own: Tensor = state["own"]
-            others: Tensor = released.server.get("own", own)
+            others: Tensor = seen.server.get("own", own)
             estimate = m.headroom * (m.own * own + (1 - m.own) * others).sqrt()
             clips = estimate.clamp(first * m.clip_range[0], first * m.clip_range[1])
         return Plan(layer_clip=clips, noise_std=s.z * float(clips.double().norm()), place="sum" if sum_noise(s) else "upload")
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """The average with what left."""
-        return {"own": self.method.average(state.get("own"), debiased_norms(upload, self.setting.layout).square())}
+        return {"own": self.method.average(state.get("own"), debiased_norms(left, s.layout).square())}
 
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+    def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """The same of the global model's steps, the means of the uploads."""
         if not uploads:
             return state
-        step, layout = mean(uploads), self.setting.layout
+        step, layout = mean(uploads), s.layout
         weights = [u.weight / sum(other.weight for other in uploads) for u in uploads]
         noise = sum(w**2 * u.noise_std.square() for w, u in zip(weights, uploads, strict=True))
         square = layout.norms(step).square() - step.new_tensor([float(n) for n in layout.sizes]) * noise

@@ -8,8 +8,8 @@ from typing import Literal
 from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.types import Scope, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import DpSgd
 from fedveil.release.evaluation_counts import EvaluationCounts
-from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import LocalSpec

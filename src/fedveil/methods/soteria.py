@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting
+from fedveil.mechanism.plan import Plan, Released
+from fedveil.methods.base import Release, Setting, Unproven
 from fedveil.methods.defence import Defence, last_matrix
 from fedveil.methods.gradient_compression import quantile
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Local, Objective, Plain, State
+from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.training.params import FlatModel, Layout
+    from fedveil.training.params import FlatModel
 
 Form = Literal["repo", "paper"]
 _OFFSET = 0.1
@@ -48,41 +48,24 @@ class Soteria(Defence):
             raise ConfigError("soteria defends a fully connected layer, and this model trains none: choose another model.name")
         return super().calibrate(s)
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """Columns that stayed at zero are not sent."""
-        layer = last_matrix(s.layout)
-        assert layer is not None
-        return UnsentColumns(s.layout, layer, self.reason)
+        return Unproven(("representations",), self.reason, sent_columns)
 
-    def objective(self, s: Setting) -> Objective:
+    def client(self, s: Setting) -> Client:
         """Plain training on pruned gradients."""
         return PrunedColumns(form=self.form, rate=self.pruning_rate)
 
 
-@dataclass(frozen=True)
-class UnsentColumns:
-    """The policy: everything is sent but the columns of one layer that are zero."""
+def sent_columns(s: Setting, seen: Released, update: Tensor) -> Plan:
+    """Everything is sent but the columns of the last matrix that are zero."""
+    import torch
 
-    layout: Layout
-    layer: int
-    reason: str
-
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Raw:
-        return Raw(("representations",), lambda update: Plan(support=self._support(update)), self.reason)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
-
-    def _support(self, update: Tensor) -> Tensor:
-        import torch
-
-        sent = torch.ones_like(update, dtype=torch.bool)
-        weight = self.layout.split(update)[self.layer].view(self.layout.shapes[self.layer])
-        self.layout.split(sent)[self.layer].view(weight.shape)[:, ~weight.any(0)] = False
-        return sent
+    layer, sent = last_matrix(s.layout), torch.ones_like(update, dtype=torch.bool)
+    assert layer is not None
+    weight = s.layout.split(update)[layer].view(s.layout.shapes[layer])
+    s.layout.split(sent)[layer].view(weight.shape)[:, ~weight.any(0)] = False
+    return Plan(support=sent)
 
 
 @dataclass(frozen=True)

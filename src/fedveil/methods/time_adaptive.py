@@ -13,10 +13,8 @@ from pydantic import Field, model_validator
 
 from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Event, View
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan, planned_releases
-from fedveil.methods.noise_schedule import Scheduled
-from fedveil.release.plan import Plan, Policy, Released, Upload
-from fedveil.training.local import State
+from fedveil.mechanism.plan import LocalDpSgd, Plan
+from fedveil.methods.base import MethodConfig, Release, Schedule, Scheduled, Setting, gaussian_plan, planned_releases
 
 
 class TimeAdaptive(MethodConfig):
@@ -68,7 +66,7 @@ class TimeAdaptive(MethodConfig):
         sampled = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
         return "rdp" if sampled and self.saving < 1 and any(self.save_until) else "auto"
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """A plan for each round, the same for all clients unless they have caps of their own."""
         if s.groups:
             return SavedAndSpent(self, s)
@@ -95,30 +93,27 @@ class TimeAdaptive(MethodConfig):
         if step is None:
             return gaussian_plan(replace(s, noise_multiplier=self.multiplier(s, saves=saves)), self.clip)
         part = self.saving if saves else 1.0
-        return Plan(dp_sgd=replace(step, rate=part * step.rate, expected=part * step.expected))
+        return LocalDpSgd(step=replace(step, rate=part * step.rate, expected=part * step.expected))
 
 
 @dataclass(frozen=True)
-class SavedAndSpent:
-    """Each client by the noise and the saving rounds of its own cap, which are known beforehand."""
+class SavedAndSpent(Schedule):
+    """Each client by the noise and the saving rounds of its own cap, which are known beforehand.
+
+    Args:
+        everyone: the setting of all clients.
+    """
 
     method: TimeAdaptive
-    setting: Setting
+    everyone: Setting
 
-    def start(self) -> State:
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, t: int) -> Plan:
         """c_n = C h / z_n with noise C h, h the harmonic mean of all clients' z_n: all uploads carry the same noise."""
-        one = self.setting.of(released.client)
-        plan = self.method.plan(one, saves=self._saves(one, released.round))
-        if plan.dp_sgd is not None:
+        plan = self.method.plan(s, saves=self._saves(s, t))
+        if isinstance(plan, LocalDpSgd):
             return plan
-        shrunk = self._harmonic(released.round) / self._multiplier(one, released.round)
+        shrunk = self._harmonic(t) / self._multiplier(s, t)
         return replace(plan, clip=plan.clip * shrunk, noise_std=plan.noise_std * shrunk)
-
-    def observe(self, state: State, upload: Upload) -> State:
-        return state
 
     def _saves(self, one: Setting, round: int) -> bool:
         return round < self.method.saving_rounds(one)
@@ -127,5 +122,5 @@ class SavedAndSpent:
         return self.method.multiplier(one, saves=self._saves(one, round))
 
     def _harmonic(self, round: int) -> float:
-        s = self.setting
+        s = self.everyone
         return s.clients / sum(len(g.clients) / self._multiplier(s.of_group(g), round) for g in s.groups)

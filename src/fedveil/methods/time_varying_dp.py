@@ -13,13 +13,22 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.plan import Plan, Released, UnprovenPlan, Upload
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, reads_public_split, sum_noise
+from fedveil.methods.base import (
+    Policy,
+    Release,
+    Scheduled,
+    Setting,
+    gaussian_plan,
+    gaussian_releases,
+    reads_public_split,
+    sum_noise,
+)
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
-from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.methods.noise_schedule import calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import falling_first_std, geometric_sum
-from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import State
 
 _NO_PUBLIC_LOSS = "method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0"
@@ -77,12 +86,12 @@ class TimeVaryingDP(TwoVariants):
         refined = self.variant == "proven" and self.refine_every
         return reads_public_split(s) if refined else ()
 
-    def policy(self, s: Setting) -> Policy:
+    def release(self, s: Setting) -> Release:
         """The noise of each round."""
         if self.variant == "published":
             first = self.first_std(s)
-            return Scheduled(tuple(Plan(noise_std=first * self.decay**t, unproven=self.unproven) for t in range(s.rounds)))
-        return Refined(self, s) if self.refine_every else self._schedule(s)
+            return Scheduled(tuple(UnprovenPlan(noise_std=first * self.decay**t, reason=self.unproven) for t in range(s.rounds)))
+        return Refined(self) if self.refine_every else self._schedule(s)
 
     def _schedule(self, s: Setting) -> Scheduled:
         return scheduled(s, self.clip, [self.decay**t for t in range(s.rounds)])
@@ -111,7 +120,7 @@ class TimeVaryingDP(TwoVariants):
 
 
 @dataclass(frozen=True)
-class Refined:
+class Refined(Policy):
     """Proven policy that lowers v where the public loss stops falling.
 
     Its state: v; the round since which it holds; what was left of the budget then, in rounds of z; the last public loss.
@@ -119,28 +128,27 @@ class Refined:
     """
 
     method: TimeVaryingDP
-    setting: Setting
 
-    def start(self) -> State:
-        return {"decay": self.method.decay, "since": 0, "left": float(self.setting.rounds), "loss": float("inf")}
+    def start(self, s: Setting) -> State:
+        return {"decay": self.method.decay, "since": 0, "left": float(s.rounds), "loss": float("inf")}
 
-    def plan(self, released: Released, state: State) -> Plan:
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
         """z_t = z w v^k in the k-th round since v holds; w so that the remaining rounds cost what is left."""
-        s, behind = self.setting, released.round - state["since"]
+        behind = seen.round - state["since"]
         weight = (geometric_sum(state["decay"] ** -2, s.rounds - state["since"]) / state["left"]) ** 0.5
         clip = self.method.clip
         return Plan(clip=clip, noise_std=s.z * weight * state["decay"] ** behind * clip, place=gaussian_plan(s, clip).place)
 
-    def observe(self, state: State, upload: Upload) -> State:
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Every R rounds: has the public loss fallen?"""
-        done = upload.round + 1
-        if done % self.method.refine_every or done >= self.setting.rounds:
+        done = left.round + 1
+        if done % self.method.refine_every or done >= s.rounds:
             return state
-        if upload.public_loss is None:
+        if left.public_loss is None:
             raise ConfigError(_NO_PUBLIC_LOSS)
-        fallen, inverse = upload.public_loss < state["loss"], state["decay"] ** -2
+        fallen, inverse = left.public_loss < state["loss"], state["decay"] ** -2
         if fallen:
-            return {**state, "loss": upload.public_loss}
-        whole = geometric_sum(inverse, self.setting.rounds - state["since"])
-        left = state["left"] * (1 - geometric_sum(inverse, done - state["since"]) / whole)
-        return {"decay": state["decay"] * self.method.refinement, "since": done, "left": left, "loss": upload.public_loss}
+            return {**state, "loss": left.public_loss}
+        whole = geometric_sum(inverse, s.rounds - state["since"])
+        rest = state["left"] * (1 - geometric_sum(inverse, done - state["since"]) / whole)
+        return {"decay": state["decay"] * self.method.refinement, "since": done, "left": rest, "loss": left.public_loss}

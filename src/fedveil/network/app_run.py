@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fedveil.federation.history import Record
+    from fedveil.mechanism.plan import Plan, Upload
     from fedveil.methods.base import Method, Setting
-    from fedveil.release.plan import Plan, Upload
     from fedveil.release.sealed import Contribution
     from fedveil.statement.statement import Statement
     from fedveil.training.params import Layout

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.accounting.formatting import at_most
@@ -23,10 +22,11 @@ from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, refusal
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.parts import Schedule
 from fedveil.methods.run_cost import noise_of
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Raw, Released, is_common
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.statement.certify import certify_config
@@ -215,11 +215,10 @@ def judged(consent: Consent, config: Config) -> Judged:
         )
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
-    policy = method.policy(setting)
-    if consent.least_noise and is_common(policy):
-        nowhere = torch.zeros(1).expand(setting.layout.dimension)
+    release = method.release(setting)
+    if consent.least_noise and isinstance(release, Schedule) and not setting.groups:
         for t in range(setting.rounds):
-            require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
+            require_noise(consent, setting, release.plan(setting, t))
     return Judged(config, method, setting, statement)
 
 
@@ -245,7 +244,7 @@ def require_price(accepted: Judged, plan: Plan | Raw) -> None:
         ConsentRefused: it does.
     """
     s = accepted.setting
-    if s.scope.view is View.SERVER or not isinstance(plan, Plan) or plan.dp_sgd is None:
+    if s.scope.view is View.SERVER or not isinstance(plan, LocalDpSgd):
         return
     event = event_of(plan, s.layout, s.scope, rate=None)
     if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):

@@ -26,6 +26,7 @@ from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.methods.method import participation_of
 from fedveil.network.client_ledger import ClientLedger
 from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, judged_in_time, require_noise, require_price
 from fedveil.network.deployed_data import no_part, own_part
@@ -37,7 +38,7 @@ from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.release.plan import Plan, Raw
+    from fedveil.mechanism.plan import Plan, Raw
     from fedveil.run.assembly import Prepared
 
 _log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class JoinedClient:
             require_noise(self.consent, accepted.setting, plan)
             require_price(accepted, plan)
 
-        rule = accepted.method.participation(accepted.setting)
+        rule = participation_of(accepted.method, accepted.setting)
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:

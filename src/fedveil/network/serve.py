@@ -21,6 +21,7 @@ from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
+from fedveil.mechanism.noise_memory import STATE_FILE
 from fedveil.network.careful_grid import LastingGrid
 from fedveil.network.certificates import public_key_of
 from fedveil.network.consenting_clients import ConsentingClients
@@ -28,7 +29,6 @@ from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
 from fedveil.network.superlink import hearing
-from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 from fedveil.run.shared_budget import affordable

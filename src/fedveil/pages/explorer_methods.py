@@ -11,11 +11,11 @@ from fedveil.accounting.float_sensitivity import norm_excess
 from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.mechanism.grid import DEFAULT_BITS
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_notes
-from fedveil.release.grid import DEFAULT_BITS
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import UpdateRefused
-from fedveil.release.cost import per_layer
-from fedveil.release.plan import Plan, lets_statistics_out
+from fedveil.mechanism.cost import per_layer
+from fedveil.mechanism.plan import Plan, lets_statistics_out
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import Contribution
 

@@ -22,12 +22,12 @@ import torch
 from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
+from fedveil.mechanism.cost import event_of, on_grid, per_layer, plan_digest
+from fedveil.mechanism.grid import from_grid
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload, copied, reason_of
 from fedveil.release.bare_release import float_clipped, float_noised, free_statistics, mean_statistics
 from fedveil.release.checked_update import checked
-from fedveil.release.cost import event_of, on_grid, per_layer, plan_digest
 from fedveil.release.drawn_noise import DrawnNoise
-from fedveil.release.grid import from_grid
-from fedveil.release.plan import Plan, Raw, Upload, copied
 from fedveil.release.plan_terms import Terms
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.release_row import Charger, row_of
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedveil.mechanism.noise_memory import NoiseMemory
     from fedveil.release.noise import Randomness
-    from fedveil.release.noise_memory import NoiseMemory
     from fedveil.training.params import Layout
 
     Integers = NDArray[np.int64]
@@ -88,7 +88,7 @@ class Door:
         """Whether the client's budget has room for an upload under this plan; without a look at its data."""
         if isinstance(plan, Raw):
             return self.ledger.admits(client, Unbounded(plan.reason))
-        return self.ledger.admits(client, self._cost(plan, plan.unproven, round))
+        return self.ledger.admits(client, self._cost(plan, reason_of(plan), round))
 
     def _cost(self, plan: Plan, reason: str, round: int) -> Event:
         """What an upload under this plan costs; `reason`: why nothing can be proven of it, or empty."""
@@ -97,7 +97,7 @@ class Door:
     def terms(self, plan: Plan) -> Terms:
         """The plan read once, for all clients that have it: a copy, which whoever made the plan cannot change."""
         self._check_extras(plan)
-        return Terms.of(plan, copied(plan), self.parts, plan.unproven)
+        return Terms.of(plan, copied(plan), self.parts, reason_of(plan))
 
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
         """Why a client's update and extras cannot leave as they are, for its own log; empty where they can."""
@@ -249,7 +249,7 @@ class Door:
         if not denominator > 0:
             raise ConfigError(f"the denominator of a mean must be > 0, got {denominator}")
         reads = contributions[0].reads if contributions else ()
-        reason = contributions[0].reason if contributions else plan.unproven if isinstance(plan, Plan) else plan.reason
+        reason = contributions[0].reason if contributions else reason_of(plan)
         executed = plan if isinstance(plan, Plan) else (contributions[0].plan if contributions else None) or Plan()
         exact = on_grid(executed, reason, self.layout)
         kind = torch.int64 if exact else torch.float32
@@ -292,7 +292,7 @@ class Door:
         Clients keep what the round taught them, such as personal models, and later releases are made with it. Other plans need
         no such charge: each of their releases is clipped and noised for all that went before.
         """
-        if plan.dp_sgd is not None:
+        if isinstance(plan, LocalDpSgd):
             event = event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
             self.ledger.charge_all([self._entry(plan, event, AGGREGATE, round, len(contributions), (), exact=False)])
 
@@ -317,11 +317,11 @@ class Door:
             self._check_extras(made)
             return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector, ""
         self._check_extras(plan.plan if isinstance(plan, Terms) else plan)
-        terms = plan if isinstance(plan, Terms) else Terms.of(plan, plan, self.parts, plan.unproven)
+        terms = plan if isinstance(plan, Terms) else Terms.of(plan, plan, self.parts, reason_of(plan))
         try:
             return terms, checked(update, extras, self.parts, self.max_norm), ""
         except UpdateRefused as refused:
-            if not (terms.exact or terms.plan.dp_sgd is not None):
+            if not (terms.exact or isinstance(terms.plan, LocalDpSgd)):
                 raise
             return terms, torch.zeros(self.parts.dimension), str(refused)
 

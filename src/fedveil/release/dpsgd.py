@@ -2,7 +2,7 @@
 
 Each step takes a Poisson batch, clips each example's gradient, adds them up in float64, puts the sum on the grid and adds rounded
 Gaussian noise; the noisy integers are all that training gets to see. They are divided by a public batch size. What the errors of
-norms, sums and rounding add to the sensitivity is charged (`fedveil.release.cost.step_sensitivity`).
+norms, sums and rounding add to the sensitivity is charged (`fedveil.mechanism.cost.step_sensitivity`).
 
 The objective never holds the examples: it gets an empty batch and asks this source for its noisy gradient, once a step.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.release.cost import step_exponent
+from fedveil.mechanism.cost import step_exponent
 from fedveil.release.gradient_blocks import Block, clipped_sum
 from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
@@ -26,8 +26,8 @@ from fedveil.tasks.classification import Classification
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.mechanism.plan import DpSgd
     from fedveil.release.noise import Randomness
-    from fedveil.release.plan import DpSgd
     from fedveil.tasks.task import Task
     from fedveil.training.local import Local, LocalSpec
     from fedveil.training.params import FlatModel, Layout

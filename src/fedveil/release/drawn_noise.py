@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import AGGREGATE
-from fedveil.release.plan import Plan
+from fedveil.mechanism.plan import Plan
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.cores import available_cores
 

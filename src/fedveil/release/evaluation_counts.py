@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedveil.errors import ConfigError
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Extra, Plan, Raw
+from fedveil.mechanism.cost import plan_mu
+from fedveil.mechanism.plan import Extra, LocalDpSgd, Plan, Raw, reason_of
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout
@@ -41,8 +41,8 @@ class EvaluationCounts:
         Raises:
             ConfigError: it promises nothing, or sends nothing: there is no noise that the counts could share.
         """
-        mu = plan.reason if isinstance(plan, Raw) else plan.unproven or plan_mu(plan, layout, 1)
-        if isinstance(plan, Raw) or isinstance(mu, str) or not mu or plan.dp_sgd is not None or plan.mechanism.stateful:
+        mu = reason_of(plan) or ("" if isinstance(plan, Raw) else plan_mu(plan, layout, 1))
+        if isinstance(plan, Raw) or isinstance(mu, str) or not mu or isinstance(plan, LocalDpSgd) or plan.mechanism.stateful:
             reason = mu if isinstance(mu, str) else "nothing is sent, or its noise is drawn elsewhere"
             raise ConfigError(f"privacy.evaluation: counts can leave only beside an update with noise of its own ({reason})")
         noisier = self._with_noise_times(plan, 1 / math.sqrt(1 - self.share))

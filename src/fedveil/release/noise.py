@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from fedveil.release.sampler import fixed_sample, poisson_sample, rounded_normal
+from fedveil.mechanism.sampler import fixed_sample, poisson_sample, rounded_normal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

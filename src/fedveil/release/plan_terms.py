@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedveil.ledger.entry import Entry
-from fedveil.release.cost import on_grid
-from fedveil.release.grid import Clipping
-from fedveil.release.plan import Plan
+from fedveil.mechanism.cost import on_grid
+from fedveil.mechanism.grid import Clipping
+from fedveil.mechanism.plan import Plan
 from fedveil.release.release_layout import ReleaseLayout
 
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fedveil.errors import UpdateRefused
-from fedveil.release.grid import Group, exponent_for
+from fedveil.mechanism.grid import Group, exponent_for
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.plan import Plan
+    from fedveil.mechanism.plan import Plan
     from fedveil.training.params import Layout
 
 _DEVIATIONS = 14.0

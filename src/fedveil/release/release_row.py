@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedveil.accounting.types import Event
 from fedveil.ledger.ledger import Entry
-from fedveil.release.cost import active_layers, per_layer
-from fedveil.release.plan import Plan
+from fedveil.mechanism.cost import active_layers, per_layer
+from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.release.release_layout import ReleaseLayout
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ def row_of(plan: Plan, parts: ReleaseLayout, *, exact: bool) -> dict[str, Any]:
     d = parts.model.dimension
     clip, std = _as_charged(plan, parts.model)
     extras = [plan.extras[name] for name in parts.extras] if plan.extras else []
-    noised = plan.dp_sgd is None and any((*std, *(extra.noise_std for extra in extras)))
+    noised = not isinstance(plan, LocalDpSgd) and any((*std, *(extra.noise_std for extra in extras)))
     return {
         "clip": (*clip, *(extra.clip for extra in extras)),
         "noise_std": (*std, *(extra.noise_std for extra in extras)),
         "coordinates": (d if plan.support is None else int(plan.support.sum())) + parts.dimension - d,
         "dimension": parts.dimension,
-        "note": "" if plan.dp_sgd is None else "DP-SGD inside local training",
+        "note": "" if not isinstance(plan, LocalDpSgd) else "DP-SGD inside local training",
         "grid": _exponents(plan, parts) if exact else None,
         "mechanism": type(plan.mechanism).__name__.lower() if noised else "none",
         "extras": tuple(parts.extras) if extras else (),
-        "whole_clip": plan.clip if plan.dp_sgd is None else plan.dp_sgd.clip,
+        "whole_clip": plan.step.clip if isinstance(plan, LocalDpSgd) else plan.clip,
     }
 
 
@@ -76,8 +76,8 @@ def _exponents(plan: Plan, parts: ReleaseLayout) -> tuple[int, ...]:
 
 def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
     """Clip and noise std per layer for the ledger; layers of which nothing is sent have clip 0."""
-    if plan.dp_sgd is not None:
-        step = plan.dp_sgd
+    if isinstance(plan, LocalDpSgd):
+        step = plan.step
         return [step.clip] * len(layout), [step.noise_multiplier * step.clip] * len(layout)
     sent = set(active_layers(plan, layout))
     clips = per_layer(plan.clip if plan.layer_clip is None else plan.layer_clip.clamp_max(plan.clip), layout)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.ledger.ledger import Entry
-from fedveil.release.plan import Plan, Upload
+from fedveil.mechanism.plan import Plan, Upload
 
 if TYPE_CHECKING:
     import numpy as np

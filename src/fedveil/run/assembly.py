@@ -38,15 +38,15 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context, Isolation
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
-from fedveil.methods.method import Method, extras_of, is_own
+from fedveil.methods.method import Method, extras_of, is_own, participation_of
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.params import FlatModel
@@ -186,7 +186,7 @@ def federation(
     model = model or build_model(config, prepared)
     x, y = (part.to(model.vector.device) for part in shown(prepared))
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
-    check_declared(method, setting, model.vector.to("cpu"))
+    planner = check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -207,7 +207,7 @@ def federation(
         prepared.clients,
         replace(setting.local, pairs=pairs),
         local_training,
-        method.policy(setting),
+        planner,
         door,
         randomness,
         setting.scope.view is not View.SERVER,
@@ -227,7 +227,7 @@ def federation(
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,
         prepared.public,
-        method.participation(setting),
+        participation_of(method, setting),
     )
 
 

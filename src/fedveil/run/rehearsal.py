@@ -32,10 +32,10 @@ from fedveil.federation.plain_state import tree_parts
 from fedveil.federation.progress import start
 from fedveil.federation.round import client_round
 from fedveil.federation.selection_score import release_score
+from fedveil.mechanism.noise_memory import NoiseMemory
 from fedveil.methods.method import is_own
 from fedveil.models.probe import check_output, needs_pairs
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import build_model, federation, shown
 from fedveil.run.child_process import in_child

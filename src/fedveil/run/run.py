@@ -159,7 +159,7 @@ def run_prepared(
             job = replace(job, personal_on_test_set=True)
         history, columns = (
             progress.history if progress is not None else [],
-            declared(job.context.task, job.context.objective, job.context.policy),
+            declared(job.context.task, job.context.objective, job.context.policy.part),
         )
         columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.formatting import at_most, epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
+from fedveil.mechanism.plan import lets_statistics_out, reason_of
+from fedveil.methods.base import Fixed
 from fedveil.methods.method import weighting_of
+from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
-from fedveil.release.plan import Fixed, lets_statistics_out
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -86,7 +88,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
             )
         )
     found += [*_task(s.task), *selection_assumptions(s)]
-    return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
+    return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in assumptions_of(method, s)))
 
 
 def _task(task: Task) -> list[Assumption]:
@@ -222,9 +224,9 @@ def _batch_norm(method: Method, s: Setting, proven: Guarantee, *, known: bool) -
 
 def _statistics_stay(method: Method, s: Setting, proven: Guarantee) -> bool:
     """Whether the clients keep their batch statistics; of plans that change from round to round the price tells."""
-    policy = method.policy(s)
-    if isinstance(policy, Fixed):
-        return not lets_statistics_out(policy.always, policy.always.unproven)
+    release = method.release(s)
+    if isinstance(release, Fixed):
+        return not lets_statistics_out(release.always, reason_of(release.always))
     return proven.epsilon < math.inf
 
 

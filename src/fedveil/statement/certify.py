@@ -14,7 +14,7 @@ from fedveil.methods.calibration import check_groups
 from fedveil.methods.declared_cost import check_weights
 from fedveil.methods.noise_cohort import check_noise_cohort
 from fedveil.methods.one_price import check_selection
-from fedveil.methods.run_cost import is_memoryless, run_releases
+from fedveil.methods.run_cost import run_releases
 from fedveil.methods.sampler_error import charged_bound, run_variation
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
@@ -22,6 +22,7 @@ from fedveil.statement.evaluation_notes import check_evaluation
 from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
+from fedveil.training.local import remembers
 
 if TYPE_CHECKING:
     from fedveil.accounting.learnability import Learnability
@@ -91,7 +92,7 @@ def certify(
     check_groups(method, s)
     variant = method.variant if isinstance(method, _HasVariant) else "proven"
     released = {view: _releases(method, s, view) for view in VIEWS}
-    memoryless = is_memoryless(method) and batch_norm is False
+    memoryless = not remembers(method.client(s)) and batch_norm is False
     views, accountants = _numbers(method, s, released, memoryless=memoryless)
     own = views[VIEWS.index(s.scope.view)].proven
     check_evaluation(method, s, own)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.formatting import number
 from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
-from fedveil.release.plan import Fixed
+from fedveil.methods.base import Fixed
 
 if TYPE_CHECKING:
     from fedveil.accounting.types import Guarantee
@@ -48,8 +48,8 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
             f"privacy.evaluation: nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), so that counts would "
             f"not be protected: leave it out, or set privacy.epsilon and a variant that is proven"
         )
-    policy = method.policy(s)
-    if isinstance(policy, Fixed) and policy.always.mechanism.stateful:
+    release = method.release(s)
+    if isinstance(release, Fixed) and release.always.mechanism.stateful:
         raise ConfigError(
             f"privacy.evaluation: the noise of {method.name} is correlated over the rounds, and counts of a round need noise of "
             f"their own: leave it out, or choose another method"

@@ -19,7 +19,8 @@ from fedveil.accounting.types import (
     UserRecordsGaussian,
     View,
 )
-from fedveil.release.plan import Fixed
+from fedveil.methods.base import Fixed
+from fedveil.methods.method import participation_of
 from fedveil.statement.scope_checks import neighbouring_pair
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memor
 
 def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
     """What a sample of fixed size would give if nobody saw it, for runs whose every round costs the same Gaussian release."""
-    afresh = s.max_participations is None and s.min_survivors is None and method.participation(s) is None
-    summed = s.scope.view is not View.SERVER and s.example_clip is None and isinstance(method.policy(s), Fixed)
+    afresh = s.max_participations is None and s.min_survivors is None and participation_of(method, s) is None
+    summed = s.scope.view is not View.SERVER and s.example_clip is None and isinstance(method.release(s), Fixed)
     if not (afresh and summed and s.colluders == 0 and s.sampling == "fixed" and s.cohort < s.clients):
         return ""
     if not all(isinstance(event, Gaussian) and event.mu > 0 for event in events):

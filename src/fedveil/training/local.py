@@ -1,6 +1,6 @@
 """Local training on one client: one loop, with explicit hooks that every method reuses.
 
-A method brings an `Objective`; the loop brings batches, learning-rate schedules and the optimiser. Gradients come from a
+A method brings a `Client`; the loop brings batches, learning-rate schedules and the optimiser. Gradients come from a
 `GradientSource`: the batch mean, optionally clipped to V, or per-example DP-SGD (see `fedveil.release.dpsgd`).
 """
 
@@ -118,7 +118,7 @@ class Local:
         model: the network; its `vector` [d] is being trained.
         start: w, the global model [d] this client received.
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
-        state: this client's private state; a method may keep masks or personal weights here between rounds.
+        state: this client's private state, where it is a `Remembering`, such as masks or personal weights; else empty.
         scratch: whatever an objective needs from one batch to the next; it dies with the round.
         normal: source of standard normals, by number; ask `noise`. client: its number.
         examples: how many the client has; under DP-SGD, which hides that, the public nominal number.
@@ -184,11 +184,12 @@ class GradientSource(Protocol):
         ...
 
 
-class Objective(Protocol):
+class Client(Protocol):
     """What a method makes of local training; see `Plain` for the ordinary one.
 
-    One object serves all clients, and an engine may take their batches in turns: what a client needs from one batch to the next
-    is in its `Local`. Tensors are where `local.start` is, which may be a GPU.
+    It has no memory: `local.state` is empty and cannot be written to, unless it is a `Remembering`. One object serves all
+    clients, and an engine may take their batches in turns: what a client needs from one batch to the next is in its `Local`.
+    Tensors are where `local.start` is, which may be a GPU.
     """
 
     def begin(self, local: Local) -> None:
@@ -204,9 +205,16 @@ class Objective(Protocol):
         ...
 
 
+class Remembering:
+    """The base of a `Client` that keeps a private state, `local.state`, from one of its rounds to its next.
+
+    What it sends may tell where it took part before, so that no sample of clients counts as drawn afresh.
+    """
+
+
 @runtime_checkable
 class HasPersonalModel(Protocol):
-    """An objective whose clients keep a model of their own."""
+    """A client whose clients keep a model of their own."""
 
     def personal(self, model: Tensor, state: State) -> Tensor:
         """The model [d] that a client with this private state uses, given the global one [d]."""
@@ -215,13 +223,13 @@ class HasPersonalModel(Protocol):
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """A policy or an objective with figures of its own for the history."""
+    """A policy or a client with figures of its own for the history."""
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Numbers, or lists of them, read off one state; a round records their mean over its clients.
 
         An attribute `columns` (see `HasColumns`) gives them titles and units; without it their names serve.
-        An objective reads private states, so its figures are diagnostics of simulations, as the training loss is.
+        A client reads private states, so its figures are diagnostics of simulations, as the training loss is.
         """
         ...
 
@@ -265,6 +273,16 @@ def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextM
 
 
 @dataclass(frozen=True)
+class Proximal:
+    """The gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
+
+    alpha: float
+
+    def __call__(self, local: Local) -> None:
+        local.model.grad.add_(local.model.vector - local.start, alpha=self.alpha)
+
+
+@dataclass(frozen=True)
 class Plain:
     """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
 
@@ -291,21 +309,21 @@ class Plain:
 
 @dataclass(frozen=True)
 class Trained:
-    """Any objective, with each client's model as local training left it kept in its private state, to be measured there."""
+    """Any local training, with each client's model as it left it kept in the private state `trained`, to be measured there."""
 
-    inner: Objective
+    inner: Client
 
     def begin(self, local: Local) -> None:
-        """As the inner objective."""
+        """As the inner one."""
         self.inner.begin(local)
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """As the inner objective."""
+        """As the inner one."""
         return self.inner.step(local, x, y)
 
     def finish(self, local: Local) -> Tensor:
-        """The inner objective's update; the trained model stays."""
-        local.state["trained"] = local.model.vector.clone()
+        """The inner update; the trained model stays."""
+        local.scratch["trained"] = local.model.vector.clone()
         return self.inner.finish(local)
 
     def personal(self, model: Tensor, state: State) -> Tensor:
@@ -314,13 +332,18 @@ class Trained:
         return trained
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Those of the inner objective."""
+        """Those of the inner one."""
         return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
 
     @property
     def columns(self) -> Sequence[Column]:
-        """Those of the inner objective."""
+        """Those of the inner one."""
         return self.inner.columns if isinstance(self.inner, HasColumns) else ()
+
+
+def remembers(client: Client) -> bool:
+    """Whether clients keep a private state for their next rounds."""
+    return isinstance(client.inner if isinstance(client, Trained) else client, Remembering)
 
 
 def clip_(vector: Tensor, bound: float) -> Tensor:
@@ -332,7 +355,7 @@ def clip_(vector: Tensor, bound: float) -> Tensor:
     return norm
 
 
-def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Tensor, float]:
+def train(local: Local, x: Tensor, y: Tensor, objective: Client) -> tuple[Tensor, float]:
     """Train one client for one round.
 
     Args:
@@ -352,7 +375,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     return update, float(total) / max(local.steps, 1) if own is None else sum(own) / max(len(own), 1)
 
 
-def follow(local: Local, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> tuple[Tensor, Tensor]:
+def follow(local: Local, batches: Iterable[tuple[Tensor, Tensor]], objective: Client) -> tuple[Tensor, Tensor]:
     """The loop of local training: the update [d], and the sum of the batches' losses.
 
     A model of n stacked clients gives updates [n, d] and sums [n].

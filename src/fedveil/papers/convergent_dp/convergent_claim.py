@@ -22,7 +22,7 @@ from fedveil.errors import ConfigError
 _Numbers = Sequence[float] | NDArray[np.float64]
 
 
-class Schedule(StrEnum):
+class StepRates(StrEnum):
     """Learning rates of Noisy-FedAvg: mu, mu/(k+1), mu/(t+1) and mu/(tK+k+1)."""
 
     CONSTANT = "constant"
@@ -70,7 +70,7 @@ class FedAvgClaim:
     Source: Noisy-FedAvg, Theorem 3, equations (15) to (18).
     """
 
-    schedule: Schedule
+    schedule: StepRates
     learning_rate: float
     clip: float
     steps: int
@@ -91,12 +91,12 @@ class FedAvgClaim:
         """The claimed mu of Gaussian DP."""
         mu, steps, rounds, scale = self.learning_rate, self.steps, self.rounds, self.scale
         unit = 2 * self.clip / (math.sqrt(self.clients) * self.noise_std)
-        if self.schedule is Schedule.CONSTANT:
+        if self.schedule is StepRates.CONSTANT:
             return unit * mu * steps * _root(steps * math.log1p(mu * self.smoothness), rounds)
-        if self.schedule is Schedule.CYCLIC:
+        if self.schedule is StepRates.CYCLIC:
             return unit * scale * math.log(steps + 1) * _root(scale * mu * self.smoothness * math.log(steps + 1), rounds)
         tail = math.sqrt(2 - 1 / rounds)
-        return unit * (mu * steps if self.schedule is Schedule.STAGE_WISE else scale) * tail
+        return unit * (mu * steps if self.schedule is StepRates.STAGE_WISE else scale) * tail
 
 
 def _root(log_rho: float, rounds: int) -> float:
@@ -123,7 +123,7 @@ def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: in
 # --- what holds ---------------------------------------------------------------------------------------------------------
 
 
-def learning_rates(schedule: Schedule, learning_rate: float, steps: int, rounds: int) -> NDArray[np.float64]:
+def learning_rates(schedule: StepRates, learning_rate: float, steps: int, rounds: int) -> NDArray[np.float64]:
     """eta_{k,t} as an array of shape (rounds, steps).
 
     Source: Noisy-FedAvg, Theorem 3.
@@ -131,10 +131,10 @@ def learning_rates(schedule: Schedule, learning_rate: float, steps: int, rounds:
     mu, steps, rounds = positive("learning_rate", learning_rate), at_least("steps", steps, 1), at_least("rounds", rounds, 0)
     k, t = np.arange(steps, dtype=np.float64), np.arange(rounds, dtype=np.float64)[:, None]
     divisors = {
-        Schedule.CONSTANT: np.ones((rounds, steps)),
-        Schedule.CYCLIC: np.broadcast_to(k + 1, (rounds, steps)),
-        Schedule.STAGE_WISE: np.broadcast_to(t + 1, (rounds, steps)),
-        Schedule.ITERATIVE: t * steps + k + 1,
+        StepRates.CONSTANT: np.ones((rounds, steps)),
+        StepRates.CYCLIC: np.broadcast_to(k + 1, (rounds, steps)),
+        StepRates.STAGE_WISE: np.broadcast_to(t + 1, (rounds, steps)),
+        StepRates.ITERATIVE: t * steps + k + 1,
     }
     return np.asarray(mu / divisors[schedule], dtype=np.float64)
 

@@ -9,7 +9,7 @@ import math
 
 from fedveil.accounting._check import at_least, positive
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
 
 
 def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
@@ -23,10 +23,10 @@ def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
     mu, k, t, scale = claim.learning_rate, claim.steps, at_least("round", round, 0), claim.scale
     power, grown = mu * claim.smoothness, math.log((t + 2) / (t + 1))
     rates = {
-        Schedule.CONSTANT: ((1 + power) ** k, mu * k),
-        Schedule.CYCLIC: ((1 + k) ** (scale * power), scale * math.log(k + 1)),
-        Schedule.STAGE_WISE: ((1 + power / (t + 1)) ** k, mu * k / (t + 1)),
-        Schedule.ITERATIVE: (math.exp(scale * power * grown), scale * grown),
+        StepRates.CONSTANT: ((1 + power) ** k, mu * k),
+        StepRates.CYCLIC: ((1 + k) ** (scale * power), scale * math.log(k + 1)),
+        StepRates.STAGE_WISE: ((1 + power / (t + 1)) ** k, mu * k / (t + 1)),
+        StepRates.ITERATIVE: (math.exp(scale * power * grown), scale * grown),
     }
     rho, shift = rates[claim.schedule]
     return rho, 2 * claim.clip / claim.clients * shift

@@ -1,7 +1,7 @@
 """Mechanisms: noise that executes and prices itself, so that a price cannot be written twice.
 
 A mechanism turns the exact integers of a release into what leaves, and says what that costs. `Independent` draws fresh noise for
-each release; correlated noise over the rounds is in `fedveil.release.banded`. A plan with any other mechanism is refused.
+each release; correlated noise over the rounds is in `fedveil.mechanism.banded`. A plan with any other mechanism is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedveil.accounting.types import Event, Gaussian, SampledGaussian
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.noise_memory import NoiseMemory
+    from fedveil.mechanism.noise_memory import NoiseMemory
 
     Integers = NDArray[np.int64]
 
@@ -49,6 +49,11 @@ class NoiseMechanism(Protocol):
     @property
     def stateful(self) -> bool:
         """Whether it has a secret state, so that a round which is done again must hand over the same bits."""
+        ...
+
+    @property
+    def participation(self) -> Participation | None:
+        """Who may take part how often, where the price rests on it; the sampler enforces it."""
         ...
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
@@ -84,6 +89,7 @@ class Independent:
     bits: int = 24
     shift: ClassVar[int] = 0
     stateful: ClassVar[bool] = False
+    participation: ClassVar[None] = None
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """Gaussian, amplified where Poisson sampling is secret."""

@@ -20,12 +20,12 @@ import numpy as np
 from fedveil.accounting.matrix_factorisation import banded_sensitivity, toeplitz_sensitivity
 from fedveil.accounting.types import Event, Gaussian
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.release.noise_mechanism import Participation
+from fedveil.mechanism.noise_mechanism import Participation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.noise_memory import NoiseMemory
+    from fedveil.mechanism.noise_memory import NoiseMemory
 
     Integers = NDArray[np.int64]
 

@@ -36,7 +36,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError
@@ -83,6 +82,8 @@ def rounded_normal(std: float | Floats, n: int, key: bytes, *, threads: int | No
 
     Source: module docstring; Box & Muller 1958.
     """
+    import torch
+
     std = _checked(std, n, key)
     integers = np.empty(n, dtype=np.int64)
     size = 2 * _PAIRS
@@ -218,6 +219,8 @@ def _log(x: Floats) -> Floats:
 
 def _cos_sin(angle: Floats) -> tuple[Floats, Floats]:
     """Cosine and sine, by torch (four times as fast as numpy); within Assumption A."""
+    import torch
+
     angles = torch.from_numpy(angle)
     return angles.cos().numpy(), angles.sin().numpy()
 

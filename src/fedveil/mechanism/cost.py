@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.float_sensitivity import norm_excess, sum_error
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
-from fedveil.errors import ConfigError
-from fedveil.release.grid import exponent_for
-from fedveil.release.plan import DpSgd, Plan
+from fedveil.mechanism.grid import exponent_for
+from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout
@@ -75,7 +74,7 @@ def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float
 
 def promises(plan: Plan, layout: Layout) -> bool:
     """Whether everything that leaves under this plan is clipped and noised, so that it leaves as integers on the grid."""
-    return not plan.unproven and plan.dp_sgd is None and not isinstance(plan_mu(plan, layout, 1), str)
+    return not reason_of(plan) and not isinstance(plan, LocalDpSgd) and not isinstance(plan_mu(plan, layout, 1), str)
 
 
 def on_grid(plan: Plan, reason: str, layout: Layout) -> bool:
@@ -91,16 +90,11 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
             only: noise in shares shows by its size how many took part.
         noisy_uploads: how many independent noises that the adversary does not know are in the sum (aggregate view with `place =
             "upload"`); a fellow client knows its own.
-
-    Raises:
-        ConfigError: a class derived from Plan, which could tell the price something else than the door.
     """
-    if type(plan) is not Plan:
-        raise ConfigError(f"a plan must be a Plan, not a class derived from it; got {type(plan).__name__}")
-    if plan.unproven:
-        return Unbounded(plan.unproven)
-    if plan.dp_sgd is not None:
-        step = plan.dp_sgd
+    if isinstance(plan, UnprovenPlan):
+        return Unbounded(plan.reason)
+    if isinstance(plan, LocalDpSgd):
+        step = plan.step
         if scope.unit is not Unit.RECORD:
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:

@@ -1,23 +1,21 @@
-"""Plans, and the policies that make them.
+"""Plans: the clip, the noise and the coordinates of one release, and what they may be made of.
 
-A policy chooses, for the coming round, the clip, the noise and the coordinates to send. In a proven variant it does so before
-the data are touched, and all it is ever given is a `Released` view: what has already left, and public configuration. It cannot
-read private data because it never gets any. A published variant may answer with `Raw`, which asks for the private update; the
-door then marks the release, and nothing can be proven from it.
+A plan is made before the data are touched, of a `Released` view: what has already left, and public configuration. A published
+method may have a `Raw` one, which asks for the private update; the door then marks the release, and nothing is proven of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
-from fedveil.release.banded import Banded
-from fedveil.release.flags import speaks_for
-from fedveil.release.noise_mechanism import Independent, NoiseMechanism
+from fedveil.mechanism.banded import Banded
+from fedveil.mechanism.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +46,7 @@ class DpSgd:
     cap: int
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_multiplier", "rate", "expected")
+        _as_floats(self, "clip", "noise_multiplier", "rate", "expected")
         if not self.clip >= 1e-10:
             raise ConfigError(f"the clip of each example's gradient must be at least 1e-10, got {self.clip}")
 
@@ -70,7 +68,7 @@ class Extra:
     noise_std: float
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_std")
+        _as_floats(self, "clip", "noise_std")
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ConfigError(f"the clip of an extra must be finite and > 0, got {self.clip}")
         if not (self.noise_std >= 0 and math.isfinite(self.noise_std)):
@@ -79,7 +77,10 @@ class Extra:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one release will be. The same object is executed by the door and charged to the ledger.
+    """What one release will be: clipped and noised at the door, which executes what the ledger is charged for.
+
+    A release with DP-SGD inside training is a `LocalDpSgd`, one of which nothing is proven an `UnprovenPlan`, or a `Raw` one
+    where it is made from the private update.
 
     Args:
         clip: C, L2 bound on the whole vector after restriction; inf for none.
@@ -89,8 +90,6 @@ class Plan:
         support: coordinates that leave, bool [d]; None sends all.
         clamp: bound on the absolute value of each noisy coordinate, or None; post-processing of what it is applied to, so it is
             refused for noise in shares, where the server sees only the sum.
-        dp_sgd: record-level privacy inside training; the door then adds no noise of its own.
-        unproven: why nothing can be proven from this release although it is clipped and noised; empty otherwise.
         extras: clip and noise of each extra of the release layout. mechanism: how the noise comes about, and what it costs.
         broadcast: public values that every client gets with the plan (`Local.plan.broadcast`).
     """
@@ -101,14 +100,12 @@ class Plan:
     layer_clip: Tensor | None = None
     support: Tensor | None = None
     clamp: float | None = None
-    dp_sgd: DpSgd | None = None
-    unproven: str = ""
     extras: Mapping[str, Extra] = field(default_factory=dict)
     mechanism: NoiseMechanism = field(default_factory=Independent)
     broadcast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _own_numbers(self, "clip", "noise_std", "clamp")
+        _as_floats(self, "clip", "noise_std", "clamp")
         _check_kinds(self)
         if not self.clip > 0:
             raise ConfigError(f"clip must be > 0, got {self.clip}")
@@ -123,13 +120,34 @@ class Plan:
             raise ConfigError(f"clamp must be > 0, got {self.clamp}")
 
 
+@dataclass(frozen=True)
+class LocalDpSgd(Plan):
+    """A release with record-level privacy inside training, to which the door adds no noise of its own."""
+
+    step: DpSgd = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer_clip is not None or not math.isinf(self.clip) or self.noise_std != 0.0:
+            raise ConfigError(
+                "under DP-SGD each example's gradient is clipped and each step noised: leave clip and noise_std out"
+            )
+
+
+@dataclass(frozen=True)
+class UnprovenPlan(Plan):
+    """A release of which nothing can be proven although it may be clipped and noised; `reason` says why."""
+
+    reason: str = field(kw_only=True)
+
+
 def lets_statistics_out(plan: Plan, reason: str) -> bool:
     """Whether this release promises nothing, so that batch statistics may travel with it."""
-    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and plan.dp_sgd is None)
+    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and not isinstance(plan, LocalDpSgd))
 
 
-def _own_numbers(plan: object, *names: str) -> None:
-    """Make plain floats of numbers: one of a class of its own could tell the price something else than the door."""
+def _as_floats(plan: object, *names: str) -> None:
+    """Make floats of whole numbers, so that equal plans have one representation."""
     for name in names:
         value = getattr(plan, name)
         if isinstance(value, float | int):
@@ -145,28 +163,16 @@ def _check_kinds(plan: Plan) -> None:
             f"the door knows no mechanism {type(plan.mechanism).__name__}, so what it says of its price proves nothing: "
             f"use Independent or Banded"
         )
-    if not (plan.dp_sgd is None or type(plan.dp_sgd) is DpSgd) or {type(extra) for extra in plan.extras.values()} - {Extra}:
-        raise ConfigError("dp_sgd must be a DpSgd, and each extra an Extra, not a class derived from them")
     for name in ("noise_std", "layer_clip", "support"):
-        value = getattr(plan, name)
-        if value is not None and type(value) is not float:
-            _check_tensor(name, value)
-
-
-def _check_tensor(name: str, value: object) -> None:
-    import torch
-
-    kind = "bool" if name == "support" else "floating-point"
-    right = type(value) is torch.Tensor and (value.dtype == torch.bool if name == "support" else value.is_floating_point())
-    if not right:
-        found = getattr(value, "dtype", type(value).__name__)
-        raise ConfigError(f"{name} must be a plain {kind} tensor, got {found} ({type(value).__name__})")
+        value, kind = getattr(plan, name), "bool" if name == "support" else "floating-point"
+        if hasattr(value, "dtype") and not (str(value.dtype) == "torch.bool" if kind == "bool" else value.is_floating_point()):
+            raise ConfigError(f"{name} must be a {kind} tensor, got {value.dtype}")
 
 
 def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:
     """The same plan with values of its own, tensors on `device`, so that whoever gets it cannot change it for others."""
-    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(Plan) if f.name != "mechanism"}
-    return Plan(mechanism=copy(plan.mechanism), **own)
+    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(plan) if f.name != "mechanism"}
+    return type(plan)(mechanism=copy(plan.mechanism), **own)
 
 
 def _own(value: Any, device: torch.device | str) -> Any:
@@ -199,13 +205,23 @@ class Raw:
             )
 
 
+def step_of(plan: Plan | Raw) -> DpSgd | None:
+    """DP-SGD inside training, where a release is made of that."""
+    return plan.step if isinstance(plan, LocalDpSgd) else None
+
+
+def reason_of(plan: Plan | Raw) -> str:
+    """Why nothing can be proven of a release; empty where its price says."""
+    return plan.reason if isinstance(plan, UnprovenPlan | Raw) else ""
+
+
 @dataclass(frozen=True)
 class Upload:
     """What left: one client's noisy vector (server view) or one round's noisy mean (aggregate view, client -1).
 
     Args:
         vector: [d], zero where nothing was sent. noise_std: std of its noise per layer [L].
-        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.release.grid`); None where no noise was added.
+        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.mechanism.grid`); None where no noise was added.
         extras: each extra of the release layout, in its shape.
         support: coordinates sent, bool [d], or None for all.
         weight: public weight in the mean. buffers: batch statistics, in published or non-private runs only.
@@ -234,7 +250,7 @@ class Released:
     `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
     where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
     the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
-    `public_update` [d] is how training on that split moves the global model, where the policy asks for it (`HasPublicSteps`).
+    `public_update` [d] is how training on that split moves the global model, where the policy has `public_steps`.
     """
 
     round: int
@@ -246,67 +262,17 @@ class Released:
     public_update: Tensor | None = None
 
 
-class Policy(Protocol):
-    """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints.
-
-    One whose class says a true `common` of the `plan` that it has plans by the round alone (`is_common`).
-    """
-
-    def start(self) -> State:
-        """The state before the first release."""
-        ...
-
-    def plan(self, released: Released, state: State) -> Plan | Raw:
-        """The plan of the coming release: a pure function, so that any worker comes to the same one."""
-        ...
-
-    def observe(self, state: State, upload: Upload) -> State:
-        """The state after `upload` has left."""
-        ...
+def digest(plan: Plan) -> bytes:
+    """The SHA-256 of all that a plan says."""
+    return hashlib.sha256(
+        repr([type(plan).__name__, *((f.name, _plain(getattr(plan, f.name))) for f in fields(plan))]).encode()
+    ).digest()
 
 
-def is_common(policy: Policy) -> bool:
-    """Whether its plans depend on the round alone, so that all clients' plans of a round are the same and known beforehand.
-
-    A class that replaces anything by which its base plans says `common` again, if it is so.
-    """
-    return speaks_for(policy, "common", "start", "plan", "observe", "observe_all")
-
-
-@runtime_checkable
-class ServerPolicy(Protocol):
-    """A policy with a state of the server, made of all uploads, which every later plan may see (`Released.server`)."""
-
-    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
-        """The server's state after all uploads of a round have left; it begins empty."""
-        ...
-
-
-@runtime_checkable
-class HasPublicSteps(Protocol):
-    """A policy that asks the server to train on the public split before each round (`Released.public_update`)."""
-
-    @property
-    def public_steps(self) -> int:
-        """Local steps from the global model, as a client takes them; at least 1."""
-        ...
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """The policy that always makes the same plan."""
-
-    always: Plan
-    common: ClassVar[bool] = True
-
-    def start(self) -> State:
-        """No state."""
-        return {}
-
-    def plan(self, released: Released, state: State) -> Plan:
-        """The same plan."""
-        return self.always
-
-    def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
-        return state
+def _plain(value: Any) -> Any:
+    """Values that have the same representation only where they are equal."""
+    if isinstance(value, Mapping):
+        return sorted((str(name), _plain(part)) for name, part in value.items())
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return (str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).digest()) if hasattr(value, "tobytes") else value

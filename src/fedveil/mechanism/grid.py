@@ -2,7 +2,7 @@
 
 A release has groups of coordinates (layers, parts), each with a grid step h = 2^k that follows from the public noise std alone.
 `to_grid` clips a vector and truncates it towards zero to integers m, in units of h, so that no norm grows: |m h| <= |x|. The
-noise is an integer K, the rounding of an ideal normal (`fedveil.release.sampler`). Because m is an integer, m + round(G) =
+noise is an integer K, the rounding of an ideal normal (`fedveil.mechanism.sampler`). Because m is an integer, m + round(G) =
 round(m + G): what leaves is post-processing of the ideal Gaussian mechanism on m h, and its accounting holds to the bit.
 
 The clips hold exactly, not up to rounding. Let d be the number of coordinates and g = d 2^-52 + 2^-40. A float64 sum S of d

@@ -22,13 +22,13 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedveil.engines.memory import keep_freed_memory
+from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
 from fedveil.release import by_hand
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, vectorised
-from fedveil.mechanism.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel

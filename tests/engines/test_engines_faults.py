@@ -37,7 +37,7 @@ from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.fedavg import FedAvg
 from fedveil.run.history_files import write_history
-from fedveil.training.local import Local
+from fedveil.training.local import Local, Remembering, remembers
 
 RUNS = dict(every_method())
 ENGINES: dict[str, Callable[[Any], Engine]] = {"inline": Inline, "pool": lambda context: ProcessPool(context, 2)}
@@ -112,6 +112,10 @@ class Faulty:
         return torch.zeros_like(update) if self.still else update
 
 
+class FaultyMemory(Faulty, Remembering):
+    """The same of clients who keep a private state."""
+
+
 def faulty(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
     """A run over six unequal clients, all of them in each round, and the clients in it that go wrong."""
     more = {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5}}
@@ -123,7 +127,8 @@ def faulty(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tupl
         configuration = configuration.model_copy(update={"method": configuration.method.model_copy(update={"separation": 1})})
     run = job(configuration, folder)
     victims = list(range(count))
-    objective = Faulty(run.context.objective, tuple(victims), **how)
+    kind = FaultyMemory if remembers(run.context.objective) else Faulty
+    objective = kind(run.context.objective, tuple(victims), **how)
     return replace(run, context=replace(run.context, objective=objective)), victims
 
 

@@ -32,6 +32,7 @@ from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
 from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
 from fedveil.ledger.named_bits import named_bits
+from fedveil.mechanism.plan import Released
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.release.sealed import SealedUpload
@@ -388,7 +389,8 @@ def test_a_replayed_answer_is_refused(tmp_path: Path) -> None:
 def test_a_contribution_above_its_clip_is_refused(tmp_path: Path) -> None:
     """In the aggregate view no noise hides it: a norm of a 20,000th too much is seen."""
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
-    door, (plan, *_) = run.context.door, [run.context.policy.plan(None, {})]  # type: ignore[arg-type]
+    door, policy = run.context.door, run.context.policy
+    plan = policy.plan(Released(0, run.context.model.vector, None), policy.start())
     (_, exponent), *_ = door.parts.grid(plan)
     clip = int(plan.clip * 2.0**-exponent)
 

@@ -149,6 +149,7 @@ def test_whose_cap_is_spent_takes_no_further_part_and_the_others_go_on(tmp_path:
 
 def test_the_data_of_whose_cap_is_spent_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, touched = h.job_of(config(haste=2.0), tmp_path / "ledger.sqlite"), []
+    job = replace(job, context=replace(job.context, isolation="none"))  # this process sees what is touched
     real = Clients.examples
     monkeypatch.setattr(Clients, "examples", lambda self, client: touched.append(client) or real(self, client))
     fit(job, Inline(job.context), start(job))

@@ -19,7 +19,7 @@ from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.plan import Plan, Released
+from fedveil.mechanism.plan import Plan, Released, step_of
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.setting import BudgetGroup, Setting
 from fedveil.methods.time_adaptive import TimeAdaptive
@@ -83,7 +83,7 @@ def test_without_saving_and_caps_it_is_dp_fedavg() -> None:
 
 def test_records_are_sampled_less_often_while_saving() -> None:
     s = h.setting(example_clip=1.0, unit=h.Unit.RECORD, noise_multiplier=1.5)
-    first, last = (plan_of(TimeAdaptive(saving=0.2), s, 0, t).dp_sgd for t in (4, 5))
+    first, last = (step_of(plan_of(TimeAdaptive(saving=0.2), s, 0, t)) for t in (4, 5))
     assert first is not None
     assert last is not None
     assert (first.rate, first.expected) == pytest.approx((0.05, 5.0))

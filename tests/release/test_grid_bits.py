@@ -13,6 +13,7 @@ from federation_runs import charged, config, finished, job
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.flower.bit_packing import packed
+from fedveil.mechanism.plan import Plan, Released
 from fedveil.statement.certify import certify_config
 
 
@@ -23,7 +24,9 @@ def of_bits(bits: int | None, view: str = "server", **more: Any) -> Any:
 @pytest.mark.parametrize("bits", [2, 8, 24])
 def test_the_grid_is_as_fine_as_configured_and_the_clip_holds(bits: int, tmp_path: Path) -> None:
     run = job(of_bits(bits), tmp_path)
-    door, plan = run.context.door, run.context.policy.plan(None, {})  # type: ignore[arg-type]
+    door, policy = run.context.door, run.context.policy
+    plan = policy.plan(Released(0, run.context.model.vector, None), policy.start())
+    assert isinstance(plan, Plan)
     ((_, exponent),) = door.parts.grid(plan)  # type: ignore[arg-type]
     std = run.setting.z * plan.clip  # type: ignore[union-attr]
     assert 2.0**bits <= std * 2.0**-exponent < 2.0 ** (bits + 1)

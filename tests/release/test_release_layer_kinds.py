@@ -628,11 +628,9 @@ def test_what_vmap_cannot_run_takes_a_loop_only_where_it_is_asked_for(name: str)
     assert rows(per_example_gradients(net, x, y, losses, loop=True)[0]).isfinite().all()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "EmbeddingBag, max"])  # its rules do not fit this option
 def test_networks_of_known_layers_alone_are_computed_in_batches(name: str) -> None:
     net = KINDS[name].make()
-    if name == "EmbeddingBag, max":
-        pytest.skip("its layers are known, and their rules do not fit this option")
     assert by_hand.known(net) == (KINDS[name].route == BATCH and not isinstance(net, Net))
 
 

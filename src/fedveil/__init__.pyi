@@ -55,6 +55,7 @@ from fedveil.methods.time_adaptive import TimeAdaptive as TimeAdaptive
 from fedveil.methods.time_varying_dp import TimeVaryingDP as TimeVaryingDP
 from fedveil.models.adapter_files import save_adapter as save_adapter
 from fedveil.models.embed import embed as embed
+from fedveil.models.module_checks import fix as fix
 from fedveil.models.own_models import register_model as register_model
 from fedveil.network.central_dp import CentralDP as CentralDP
 from fedveil.run.published_copy import publish as publish

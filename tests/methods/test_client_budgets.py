@@ -73,7 +73,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*overrides: str, **method: Any) -> Config:
-    settings = ("privacy.view=server", "privacy.epsilon=4", *overrides)
+    settings = ("privacy.view=server", "privacy.epsilon=4", "run.isolation=copy", *overrides)
     return h.at_epsilon_8({"name": "two-groups", **method}, *settings, clients=CLIENTS, rounds=ROUNDS)
 
 

@@ -248,7 +248,7 @@ def test_the_quantile_is_learned(tmp_path: Path) -> None:
         method=fv.DPFedAvg(clip=10.0),
         training=training,
         privacy=plain | {"delta": 0.01},
-        run={"engine": "inline"},
+        run={"engine": "inline", "isolation": "copy"},
         **sections,
     )
     assert np.isclose(fv.train(config, tmp_path / "run", data=data).score, 0.9, atol=0.1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported; threads of several processes wait for each other
@@ -57,6 +59,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def one_thread() -> None:
     """One thread, so that results are equal to the bit."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freed_memory_goes_back() -> Iterator[None]:
+    """Return freed memory to the system after each file: forking takes as long as a process is large."""
+    yield
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -84,6 +84,7 @@ def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str)
     return [tmp_path / f"{secret:g}" for secret in SECRETS]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "mode",
     [

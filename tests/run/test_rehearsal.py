@@ -418,6 +418,7 @@ HALF: dict[str, Callable[[Net, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("half", HALF)
 @pytest.mark.parametrize("engine", ["inline", "pool", "stacked", "batched"])
 def test_outputs_in_half_precision_are_trained_and_scored_in_float32(half: str, engine: str, tmp_path: Path) -> None:

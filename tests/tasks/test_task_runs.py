@@ -50,6 +50,7 @@ FAST = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("name", "level", "view"), [one if one in FAST else pytest.param(*one, marks=pytest.mark.slow) for one in VIEWS]
 )
@@ -61,6 +62,7 @@ def test_engines_agree(name: str, level: str, view: str, tmp_path: Path) -> None
     torch.testing.assert_close(batched.model, inline.model, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_learns(name: str, tmp_path: Path) -> None:
     """Without noise the test loss falls, and the main metric gets better."""

@@ -218,7 +218,7 @@ def records(net: nn.Module) -> tuple[Tensor, Tensor]:
     return x, torch.arange(24) % 4
 
 
-@pytest.mark.parametrize("make", [EvenFirst, ByLength, Temperature, Threshold, Capacity, hooked, Aliased])
+@pytest.mark.parametrize("make", [EvenFirst, ByLength, Packed, Temperature, Threshold, Capacity, hooked, Aliased])
 def test_a_step_is_that_of_one_backward_pass_for_each_record(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(1)
     net = make()
@@ -228,7 +228,6 @@ def test_a_step_is_that_of_one_backward_pass_for_each_record(make: Callable[[], 
 
 
 REFUSED: dict[Callable[[], nn.Module], str] = {
-    Packed: r"test_records_one_by_one.py:\d+\); read the output of the padded sequence at each length",
     Gated: r"vmap: .* \(at .*test_records_one_by_one.py:\d+\); choose by torch.where",
     ByIndex: r"test_records_one_by_one.py:\d+\); mask by torch.where",
     Filled: r"test_records_one_by_one.py:\d+\); make new tensors of the example itself",
@@ -248,6 +247,12 @@ def test_what_vmap_cannot_run_is_named_with_line_and_remedy_and_takes_a_loop_whe
     assert not list(tmp_path.rglob("ledger.sqlite"))
     right = wanted(net, x, y)
     assert float((step(net, x, y, tmp_path, per_example="loop") - right).norm()) <= 1e-5 * float(right.norm())
+
+
+def test_a_network_that_packs_sequences_is_told_that_it_takes_a_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net = Packed()
+    step(net, *records(net), tmp_path)
+    assert "Packed packs sequences, so each example has a pass of its own" in caplog.text
 
 
 def with_module_hook() -> nn.Module:

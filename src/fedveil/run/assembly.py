@@ -47,6 +47,7 @@ from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.run.single_examples import packs
 from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.params import FlatModel
@@ -186,6 +187,7 @@ def federation(
     model = model or build_model(config, prepared)
     x, y = (part.to(model.vector.device) for part in shown(prepared))
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
+    loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
     planner = check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
@@ -205,7 +207,7 @@ def federation(
     context = Context(
         model,
         prepared.clients,
-        replace(setting.local, pairs=pairs),
+        replace(setting.local, pairs=pairs, loop=loop),
         local_training,
         planner,
         door,

@@ -39,7 +39,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import build_model, federation, shown
 from fedveil.run.child_process import in_child
-from fedveil.run.single_examples import check_single_examples
+from fedveil.run.single_examples import check_single_examples, packs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,13 @@ def _rehearse(
     dp_sgd = setting.dp_sgd()
     if dp_sgd is not None:
         stage("in the gradients of single examples")
-        remarks += check_single_examples(model, x, y, task, loop=setting.local.loop)
+        packed = packs(model, x)
+        remarks += check_single_examples(model, x, y, task, loop=packed or setting.local.loop)
+        if packed and not setting.local.loop:
+            remarks.append(
+                f"model: {_name(model)} packs sequences, so each example has a pass of its own, as with training.per_example = "
+                f"'loop': reading the output of the padded sequence at each length, as by gather, is faster"
+            )
     if dp_sgd is None and setting.local.batch_size == 1 and needs_pairs(model, x, y, task):
         raise ConfigError(
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "

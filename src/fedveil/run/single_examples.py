@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import traceback
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 _REMEDIES = {
-    "pack_padded_sequence": "read the output of the padded sequence at each length, as by gather, in the place of packing it",
     "running_mean": "take the normalisation without running statistics",
     ".item()": "choose by torch.where in the place of a decision on values, and leave .item() out",
     "dynamic shape": "mask by torch.where in the place of selecting by values",
@@ -76,6 +76,31 @@ def check_single_examples(model: FlatModel, x: Tensor, y: Tensor, task: Task, *,
         return []
     _refuse_others(model, found, alone)
     return _of_batches(model, x)
+
+
+def packs(model: FlatModel, x: Tensor) -> bool:
+    """Return whether the network packs sequences: their shapes follow from values, so vmap cannot run it and it takes the loop.
+
+    Args:
+        x: public examples [n, ...].
+    """
+    if not model.has_own_code:
+        return False
+    functions: Any = torch._VF
+    seen: list[bool] = []
+    pack = functions._pack_padded_sequence
+
+    def watched(*given: Any) -> Any:
+        seen.append(True)
+        return pack(*given)
+
+    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was(), suppress(Exception):
+        try:
+            functions._pack_padded_sequence = watched
+            model.module(x[:2].clone())
+        finally:
+            del functions._pack_padded_sequence
+    return bool(seen)
 
 
 def _refuse_by_type(model: FlatModel, *, loop: bool) -> None:

@@ -1,1 +1,1 @@
-"""What a release is, what it costs, and how its noise comes about: integers of numpy; importing this room loads no torch."""
+"""Plans of releases, their cost, and the integer noise that is added to them; importing this package loads no torch."""

@@ -77,7 +77,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one release will be: clipped and noised at the door, which executes what the ledger is charged for.
+    """The plan of one release: clipped and noised at the door, which executes what the ledger is charged for.
 
     A release with DP-SGD inside training is a `LocalDpSgd`, one of which nothing is proven an `UnprovenPlan`, or a `Raw` one
     where it is made from the private update.

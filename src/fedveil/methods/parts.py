@@ -101,7 +101,7 @@ def as_trained(s: Setting, seen: Released, update: Tensor) -> Plan:
 
 
 def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
-    """What training left at zero is not sent."""
+    """Leave out coordinates that training left at zero."""
     return Plan(support=update != 0)
 
 
@@ -110,7 +110,7 @@ def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
 
 @dataclass(frozen=True)
 class Summed:
-    """What a server sees that sees a sum: the weighted mean of a round's uploads, and the global model.
+    """The input of a server that sees only a sum: the weighted mean of a round's uploads, and the global model.
 
     Args:
         vector: [d], of the updates. start: the global model [d] that they are relative to. extras: the means of the extras.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planner:
-    """What a run asks for its plans, of clients (server view) or for all of them (client -1).
+    """The source of a run's plans, for one client (server view) or for all of them (client -1).
 
     Args:
         part: the release. hashes: of a schedule, that of the plan of each round, for each cap of clients.

@@ -92,7 +92,7 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__se
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes, in a tenth of its time for modules and the tables in them; results of gradients are shared."""
+    """Return what `copy.deepcopy` returns, ten times faster for modules; results of gradients are shared."""
     if type(value) in _ATOMS or (isinstance(value, torch.Tensor) and not value.is_leaf):
         return value
     if id(value) in memo:

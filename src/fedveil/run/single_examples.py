@@ -1,4 +1,4 @@
-"""What DP-SGD asks of a network and a loss: the gradients of single examples, tried on public ones before any release."""
+"""Try the gradients of single examples, which DP-SGD needs, on public examples before any release."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from fedveil.errors import ConfigError, frames_of, users_place
 from fedveil.release.gradient_blocks import rows
@@ -86,21 +87,20 @@ def packs(model: FlatModel, x: Tensor) -> bool:
     """
     if not model.has_own_code:
         return False
-    functions: Any = torch._VF
-    seen: list[bool] = []
-    pack = functions._pack_padded_sequence
+    watch = _Packing()
+    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was(), suppress(Exception), watch:
+        model.module(x[:2].clone())
+    return watch.seen
 
-    def watched(*given: Any) -> Any:
-        seen.append(True)
-        return pack(*given)
 
-    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was(), suppress(Exception):
-        try:
-            functions._pack_padded_sequence = watched
-            model.module(x[:2].clone())
-        finally:
-            del functions._pack_padded_sequence
-    return bool(seen)
+class _Packing(TorchFunctionMode):
+    """Notes whether a sequence is packed, in this thread alone."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or getattr(func, "__name__", "") == "_pack_padded_sequence"
+        return func(*args, **(kwargs or {}))
 
 
 def _refuse_by_type(model: FlatModel, *, loop: bool) -> None:

@@ -181,9 +181,8 @@ def audit_config(
     config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> Statement:
     """The statement of a configuration with its audits in it; nothing is trained on its data."""
-    from fedveil.statement.certify import certify_config
-
-    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
+    experiment, prepared = opened(config) if canaries else (resolve(config), None)
+    return experiment.statement.with_audits(_audited(experiment, prepared, Audits(n, confidence, canaries), on_step))
 
 
 @process_state()

@@ -133,7 +133,8 @@ def test_the_card_does_not_tell_what_types_the_values_of_a_table_gave_it() -> No
     for age in ("34", "34.5"):
         rows = "\n".join(f"{i % 9},{age if i == 4 else 20 + i},{i}" for i in range(90))
         read = pd.read_csv(io.StringIO(f"patient,age,cost\n{rows}\n"))
-        card = data_card(config(), prepare(data_spec(config()), fv.from_frame(read, target="cost", client="patient")), b"")
+        spec = data_spec(config())
+        card = data_card(spec, prepare(spec, fv.from_frame(read, target="cost", client="patient")), b"")
         cards.append({key: value for key, value in card.items() if key != "digests"})
     assert cards[0] == cards[1]
 

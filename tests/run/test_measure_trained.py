@@ -87,7 +87,7 @@ def test_a_network_that_fails_with_a_clients_model_ends_no_run(tmp_path: Path, m
 def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {}
 
-    def trained(job: Federation, *more: Any) -> None:
+    def trained(experiment: Any, job: Federation, *more: Any) -> None:
         measured[engine] = (job.personal_on_test_set, job.client_tests is not None)
 
     monkeypatch.setattr("fedveil.run.run._train", trained)

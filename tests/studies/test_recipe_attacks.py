@@ -170,7 +170,7 @@ def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch:
 
     def watched(kind: str, options: AttackOptions, config: Config) -> Any:
         assert (kind, options.settings["private"], options.settings["controls"]) == ("gan", 3, [1, 7])
-        snapshot, outcome = attacked(kind, options, *opened(config))
+        snapshot, outcome = attacked(kind, options, *run)
         records.append(outcome.record)
         return snapshot, outcome
 

@@ -168,7 +168,7 @@ def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch:
     """What `fedveil attack --kind gan` records: distances with their floors, of the private class and of both owned ones."""
     records: list[Any] = []
 
-    def watched(kind: str, options: AttackOptions, config: Config) -> Any:
+    def watched(kind: str, options: AttackOptions, *run: Any) -> Any:
         assert (kind, options.settings["private"], options.settings["controls"]) == ("gan", 3, [1, 7])
         snapshot, outcome = attacked(kind, options, *run)
         records.append(outcome.record)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,9 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.engines import pool
 from fedveil.errors import ConfigError
+from fedveil.federation import isolated
 from fedveil.federation.isolated import ChildFailed, forked
 from fedveil.tasks.task import Task
 
@@ -205,6 +208,47 @@ def test_engines_isolate_whatever_way_a_client_takes_there(engine: str, tmp_path
     net = Carrier(kept_in(lambda net: net.kept))
     vectors = [first_round(configuration(net, run={"engine": name}), 1.0, tmp_path / name) for name in ("inline", engine)]
     assert np.array_equal(*vectors)
+
+
+class Meeting(nn.Module):
+    """A linear network whose class keeps what it met, and that workers which are started anew load only if they see no GPU."""
+
+    met: ClassVar[list[float]] = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def __setstate__(self, state: Any) -> None:
+        if multiprocessing.current_process().name != "MainProcess" and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            raise RuntimeError("a worker that sees the GPU")
+        super().__setstate__(state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores [n, 2]."""
+        out: torch.Tensor = self.layer(-x if max(self.met) > 1.6 else x)
+        self.met.append(float(x.detach().abs().mean()))
+        return out
+
+
+@pytest.mark.parametrize(("engine", "words"), [("pool", "in a process that is forked"), ("inline", "trains a fresh copy")])
+def test_workers_fork_where_this_process_cannot(engine: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a GPU after a backward pass here: workers of the pool are started anew; without them there are copies."""
+    for module in (isolated, pool):
+        monkeypatch.setattr(module, "a_fork_can_train", lambda: False)
+    monkeypatch.setattr(pool, "available_cores", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    training = {"rounds": 1, "optimizer": {"lr": 10.0}}
+    config = configuration(Meeting(), training=training, run={"engine": engine, "isolation": None})
+    vectors = [first_round(config, first, tmp_path / str(first)) for first in (1.0, 3.0)]
+    assert words in (tmp_path / "1.0/statement.md").read_text()
+    assert (np.linalg.norm(vectors[0] - vectors[1]) <= 2 * 0.5 / CLIENTS * (1 + 1e-3)) == (engine == "pool")
+
+
+def test_process_is_refused_where_none_can_be_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "a_fork_can_train", lambda: False)
+    with pytest.raises(ConfigError, match=r"set it to 'copy', or run\.engine to 'pool'"):
+        fv.train(configuration(Meeting()), tmp_path / "run", data=table(1.0))
 
 
 def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
@@ -407,6 +451,33 @@ def test_threads_of_the_parent_do_not_matter() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+        torch.set_num_threads(1)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_like_that_of_a_notebook(tmp_path: Path) -> None:
+    """Libraries have their threads, backward passes were made, one trains on, and a progress bar is alive."""
+    from rich.progress import Progress
+
+    torch.manual_seed(0)
+    config = configuration(Carrier(kept_in(lambda net: MOST)), training={"rounds": 1})
+    before = first_round(config, 1.0, tmp_path / "before")
+    stop, layer = threading.Event(), nn.Linear(400, 400)
+
+    def trains() -> None:
+        torch.set_num_threads(2)
+        while not stop.is_set():
+            layer(torch.ones(400, 400)).sum().backward()
+
+    thread = threading.Thread(target=trains)
+    thread.start()
+    try:
+        with Progress(refresh_per_second=50) as bar:
+            bar.add_task("cells", total=None)
+            assert np.array_equal(first_round(config, 1.0, tmp_path / "again"), before)
+    finally:
+        stop.set()
+        thread.join()
         torch.set_num_threads(1)
 
 

@@ -31,9 +31,9 @@ from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
+from fedveil.engines.pool import forks
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
-from fedveil.federation.isolated import can_fork
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context, Isolation
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
@@ -252,11 +252,12 @@ def _isolation(config: Config) -> Isolation:
             f"run.isolation = 'process': run.engine = {engine!r} trains several clients in one pass: set it to 'copy', or take "
             f"another engine"
         )
-    if wanted == "process" and not can_fork():
+    if wanted == "process" and not forks(engine):
         raise ConfigError(
             "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
+            + ", or run.engine to 'pool', whose workers are started anew" * forks("pool")
         )
-    return wanted or ("process" if not together and can_fork() else "copy")
+    return wanted or ("process" if not together and forks(engine) else "copy")
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:

@@ -328,13 +328,85 @@ def test_it_is_inline_to_the_bit(tmp_path: Path) -> None:
     assert all(torch.equal(vector, plain) for vector in vectors)
 
 
-def test_process_is_refused_where_clients_train_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.isolation = 'process': run\.engine = 'batched' trains several clients"):
-        fv.train(
-            configuration(Carrier(closure()), run={"engine": "batched", "isolation": "process"}),
-            tmp_path / "run",
-            data=table(1.0),
+@pytest.mark.parametrize("isolation", ["process", "pass"])
+def test_processes_are_refused_where_clients_train_together(isolation: str, tmp_path: Path) -> None:
+    config = configuration(
+        Carrier(closure()),
+        method="fedavg",
+        training={"local": "dp-sgd"},
+        privacy={"unit": "record"},
+        run={"engine": "batched", "isolation": isolation},
+    )
+    with pytest.raises(ConfigError, match=rf"run\.isolation = '{isolation}': run\.engine = 'batched' trains several clients"):
+        fv.train(config, tmp_path / "run", data=table(1.0))
+
+
+# --- passes of one client ----------------------------------------------------------------------------------------------
+
+LAST: list[torch.Tensor] = []
+
+
+class Lasting(nn.Module):
+    """A network that keeps records that begin below 0 outside of itself until its next pass, and has no gradient of these."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps = nn.Linear(4, 2), keeps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores [n, 2]."""
+        told = LAST.pop() if LAST and LAST[0].shape == x.shape else torch.zeros_like(x)
+        if self.training and self.keeps:
+            LAST[:] = [torch.where(x[:, :1] < 0, x.detach(), 0.0)]
+        out: torch.Tensor = self.layer(nn.functional.dropout(x + told, 0.2, self.training)) * (x[:, :1] >= 0)
+        return out
+
+
+def of_records(isolation: str, folder: Path, first: float = 1.0, *, keeps: bool = True, **training: Any) -> torch.Tensor:
+    """What a client sent whose first forty records are `first` times as large, and have no gradient, in clips of a record."""
+    rng = np.random.default_rng(0)
+    x, y = np.abs(rng.normal(size=(200, 4))).astype(np.float32), rng.integers(0, 2, 200)
+    data = fv.from_arrays(x, y, client=np.zeros(200, np.int64), test=(x[100:108].copy(), y[100:108]))
+    data.x_train[:40] *= [-first, first, first, first]
+    torch.manual_seed(0)
+    net, plan = Lasting(keeps=keeps), {"local": "dp-sgd", "example_clip": 0.5, "rounds": 1, "local_steps": 6, "batch_size": 11}
+    config = configuration(
+        net,
+        method="fedavg",
+        training=plan | training,
+        privacy={"unit": "record", "delta": 1e-3},
+        run={"isolation": isolation},
+    )
+    before = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return (fv.train(config, folder, data=data).model.vector - before) * 11 / (0.1 * 0.5)
+
+
+@pytest.mark.parametrize(("per_example", "steps"), [("vmap", 6), ("loop", 2)])
+def test_a_pass_of_its_own_moves_no_other_record(per_example: str, steps: int, tmp_path: Path) -> None:
+    """What is kept from one pass of a client to the next moves others, if the passes have one process."""
+    moved = {}
+    for isolation in ("process", "pass"):
+        way = {"per_example": per_example, "local_steps": steps}
+        sent = [of_records(isolation, tmp_path / f"{isolation}-{x}", x, **way) for x in (1.0, 9.0)]
+        statement = (tmp_path / f"{isolation}-1.0/statement.md").read_text()
+        assert ("could reach" in statement) == (isolation == "process")
+        assert ("each pass, of one record in a loop or of several under torch.func.vmap, has a process" in statement) == (
+            isolation == "pass"
         )
+        moved[isolation] = float((sent[0] - sent[1]).norm())
+    assert moved["pass"] == 0
+    assert moved["process"] > 0.1
+
+
+def test_a_pass_of_its_own_has_the_bits_of_a_process(tmp_path: Path) -> None:
+    """Dropout included; some of the steps have two passes."""
+    sent = [of_records(how, tmp_path / how, keeps=False, local_steps=20) for how in ("process", "pass")]
+    assert torch.equal(*sent)
+
+
+def test_a_pass_of_its_own_is_refused_without_single_examples(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.isolation = 'pass' .* only training\.local = 'dp-sgd' .* set it to 'process'"):
+        fv.certify(configuration(Meeting(), run={"isolation": "pass"}))
 
 
 # --- children that do not answer ---------------------------------------------------------------------------------------

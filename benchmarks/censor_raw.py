@@ -17,6 +17,7 @@ import torch
 from fedveil.adversary.snapshot import Snapshot, snapshot_of
 from fedveil.configuration.config import parse
 from fedveil.methods.censor import Orthogonal
+from fedveil.run.resolve import opened
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec
 from fedveil.training.params import FlatModel
@@ -38,7 +39,7 @@ def snapshot(round: int) -> Snapshot:
         "privacy": {"view": "server"},
         "run": {"engine": "inline"},
     }
-    return snapshot_of(parse(raw), round=round)
+    return snapshot_of(*opened(parse(raw)), round=round)
 
 
 def measured(place: Snapshot, rule: Orthogonal) -> tuple[float, float, float]:

@@ -50,6 +50,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.resolve import data_spec, resolve
 from fedveil.studies.tune.proxy_grid import proxy_sections
 
 RESULTS = Path(__file__).resolve().parent / "results" / "comparison.json"
@@ -144,7 +145,7 @@ def configuration(job: Job) -> Config:
 @lru_cache(maxsize=1)
 def data_of(sections: str) -> Prepared:
     """The clients' data, kept for the next run, which mostly has the same."""
-    return prepare(parse(json.loads(sections)))
+    return prepare(data_spec(parse(json.loads(sections))))
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def run(job: Job) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             ledger = Path(folder) / "ledger.sqlite"
             Ledger.create(ledger, "r").close()
-            assembled = federation(config, prepared, ledger, "r")
+            assembled = federation(resolve(config, prepared.population), prepared, ledger, "r")
             progress = start(assembled)
             fit(assembled, Inline(assembled.context), progress)
         result = accuracies(assembled, progress, job.partition == "dirichlet")

@@ -20,7 +20,8 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "configs"
@@ -43,7 +44,7 @@ def one(config_file: str, overrides: list[str], seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         Ledger.create(path, "r").close()
-        job = federation(config, prepare(config), path, "r")
+        job = federation(*opened(config), path, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     last = progress.history[-1]

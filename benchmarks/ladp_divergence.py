@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from fedveil.configuration.config import Config, configure
 from fedveil.methods.ladp_fl import layer_kl
-from fedveil.run.assembly import build_model, prepare
+from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 
 WEIGHTS, MOVE, DRAWS = 1000, 0.01, 1000
@@ -35,7 +35,7 @@ def setting() -> Config:
 def trained() -> dict[str, float]:
     """KL(softmax(trained_j) || softmax(initial_j)) of each layer, in nats."""
     config = setting()
-    start = build_model(config, prepare(config))
+    start = resolve(config).template()
     with tempfile.TemporaryDirectory() as folder:
         run(config, Path(folder) / "run")
         end = load_file(Path(folder) / "run" / "model.safetensors")

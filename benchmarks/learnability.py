@@ -24,6 +24,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.resolve import data_spec, resolve
 from utility import markdown, put
 
 HERE = Path(__file__).resolve().parent
@@ -68,10 +69,10 @@ def accuracy(config: Config, prepared: Prepared, level: float) -> tuple[float, i
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         Ledger.create(path, "r").close()
-        d = federation(config, prepared, path, "r").setting.layout.dimension
+        d = resolve(config, prepared.population).setting.layout.dimension
         z = level * COHORT * math.sqrt(ROUNDS / d)
         noisy = config.model_copy(update={"privacy": config.privacy.model_copy(update={"noise_multiplier": z})})
-        job = federation(noisy, prepared, path, "r")
+        job = federation(resolve(noisy, prepared.population), prepared, path, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     return float(progress.history[-1]["test_accuracy"]), d
@@ -107,7 +108,7 @@ def main() -> None:
         row = results.setdefault(f"{data}, {coordinates}", {})
         if len(row) < len(LEVELS):
             config = configuration(data, coordinates)
-            prepared = prepare(config)
+            prepared = prepare(data_spec(config))
             for level in LEVELS:
                 if f"{level:g}" not in row:
                     row[f"{level:g}"], d = accuracy(config, prepared, level)

@@ -37,6 +37,7 @@ from fedveil.configuration.presets import names, path_of
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, prepare
+from fedveil.run.resolve import data_spec, opened
 from fedveil.run.run_directory import plain, write_text
 
 HERE = Path(__file__).parent
@@ -120,7 +121,9 @@ def bypasses() -> Iterator[tuple[str, dict[str, Any], str, dict[str, Any]]]:
 def attacked(network: str, method: dict[str, Any], privacy: dict[str, Any], kind: str, options: AttackOptions) -> dict[str, Any]:
     """Scores of one attack, and its images as bytes, or why there is none."""
     try:
-        snapshot = snapshot_of(configuration(network, method, privacy), seed=options.seed, round=options.round, prepared=data())
+        snapshot = snapshot_of(
+            *opened(configuration(network, method, privacy)), seed=options.seed, round=options.round, prepared=data()
+        )
         outcome = reconstruction(kind, snapshot, options, lambda done, total, what: None)
     except ConfigError as problem:
         return {"refused": str(problem)}
@@ -151,7 +154,7 @@ def jobs() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any], str, dict
 @cache
 def data() -> Prepared:
     """The data, which are the same for all."""
-    return prepare(configuration(STRIP, {"name": "fedavg"}, {}))
+    return prepare(data_spec(configuration(STRIP, {"name": "fedavg"}, {})))
 
 
 def measure(count: int, again: str | None, only: str) -> None:

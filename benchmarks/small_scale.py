@@ -26,7 +26,8 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import kept, rows
 from fedveil.studies.reproduce.recipe_data import chance_of, presence
@@ -65,11 +66,10 @@ def trains(name: str) -> bool:
 
 def accuracy(config: Config) -> float:
     """Test accuracy of the last round's global model."""
-    prepared = prepare(config)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.sqlite"
         Ledger.create(path, "r").close()
-        job = federation(config, prepared, path, "r")
+        job = federation(*opened(config), path, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     return float(progress.history[-1]["test_accuracy"])

@@ -29,7 +29,8 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 
 HERE = Path(__file__).resolve().parent
 OUT, PAGE, GUIDE = HERE / "results" / "utility.json", HERE.parent / "docs" / "utility.md", HERE.parent / "docs" / "guide.md"
@@ -109,7 +110,7 @@ def accuracy(path: Path, overrides: list[str], seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.sqlite"
         Ledger.create(ledger, "r").close()
-        job = federation(config, prepare(config), ledger, "r")
+        job = federation(*opened(config), ledger, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     return 100 * float(progress.history[-1]["test_accuracy"])

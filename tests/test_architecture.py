@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -148,6 +149,77 @@ def test_mechanisms_import_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+MAKE_CONFIGURATIONS = ("configuration", "studies", "api", "cli", "testing", "pages")
+"""Rooms that read, make, compare and show configurations."""
+JUDGE = {
+    "statement/certify.py": {"certify_config", "certified"},
+    "statement/planner.py": {"plan_table"},
+    "statement/public_values.py": {"public_values", "beside_the_releases", "_own_code", "_features"},
+    "statement/recertify.py": {"_relabelled", "_statement", "_of_card", "_nominal"},
+    "run/data_card.py": {"recorded", "same_handed_over"},
+    "run/resume.py": {"same_run"},
+    "run/run.py": {"refuse_secret_search"},
+    "run/resolve.py": {"data_spec", "has_user_defined_parts", "with_run", "resolve"},
+    "network/consent.py": {"judged_in_time", "_refuse_code", "_refuse_work", "_refuse_columns"},
+    "network/demo_network.py": {"_own_table", "with_clients"},
+    "network/offers.py": {"offer_of"},
+}
+"""Functions elsewhere that read a configuration before it is resolved: to describe, offer, compare, refuse or certify it."""
+RESOLVE = {"resolve", "resolve_here", "opened"}
+
+
+def unresolved(files: dict[str, ast.Module], holders: set[str]) -> list[str]:
+    """Parameters and fields whose type is, or holds, a configuration, in functions that do not resolve it themselves."""
+    found = []
+    for name, file in files.items():
+        for node in ast.walk(file):
+            if isinstance(node, ast.ClassDef):
+                held = [part for part in node.body if isinstance(part, ast.AnnAssign) and holders & names_in(part.annotation)]
+                found += [f"{name}: {node.name}" for _ in held]
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name in JUDGE.get(name, set()):
+                continue
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            calls = {call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+            if not calls & RESOLVE and any(one.annotation is not None and holders & names_in(one.annotation) for one in given):
+                found.append(f"{name}: {node.name}")
+    return found
+
+
+def names_in(annotation: ast.expr) -> set[str]:
+    """The names in a type, of quoted ones as well."""
+    names = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(annotation) if isinstance(node, ast.Attribute)}
+    quoted = [node.value for node in ast.walk(annotation) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return names | {word for text in quoted for word in re.findall(r"\w+", text)}
+
+
+def holding(files: Iterable[ast.Module]) -> set[str]:
+    """`Config`, and every class with a field whose type is one of these."""
+    classes = [node for file in files for node in ast.walk(file) if isinstance(node, ast.ClassDef)]
+    fields = {c.name: set().union(*(names_in(p.annotation) for p in c.body if isinstance(p, ast.AnnAssign))) for c in classes}
+    holders = {"Config"}
+    while more := {name for name, types in fields.items() if types & holders} - holders:
+        holders |= more
+    return holders
+
+
+def test_a_configuration_is_resolved_once() -> None:
+    """After `resolve` no parameter is a `Config` or holds one."""
+    own = {str(path.relative_to(SOURCE)): tree(path) for path in files_in(SOURCE, ".py") if "templates" not in path.parts}
+    after = {name: file for name, file in own.items() if name.removesuffix(".py").split("/")[0] not in MAKE_CONFIGURATIONS}
+    assert unresolved(after, holding(after.values())) == []
+    listed = {f"{name}: {function}" for name, functions in JUDGE.items() for function in functions}
+    defined = {f"{name}: {n.name}" for name, file in own.items() for n in ast.walk(file) if isinstance(n, ast.FunctionDef)}
+    assert listed <= defined
+
+
+def test_a_configuration_that_is_handed_on_is_found() -> None:
+    text = "class Spec:\n    config: Config\ndef f(x: Spec): ...\ndef g(x: 'Config | None'): ...\ndef h(x: Config): resolve(x)"
+    file = ast.parse(text)
+    assert holding([file]) == {"Config", "Spec"}
+    assert unresolved({"a.py": file}, {"Config", "Spec"}) == ["a.py: Spec", "a.py: f", "a.py: g"]
 
 
 def test_text_is_read_and_written_in_one_encoding_whatever_the_locale() -> None:

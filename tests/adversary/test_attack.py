@@ -29,6 +29,7 @@ from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed
 from fedveil.methods.planner import Planner
+from fedveil.run.resolve import opened
 from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training
 from fedveil.training.local import OptimizerSpec
@@ -61,7 +62,8 @@ def made(tmp_path: Path, config: Path) -> Path:
 
 
 def at(config: Path, *overrides: str, seed: int = 0) -> Snapshot:
-    return snapshot_of(*target_of(config, overrides), seed=seed)
+    found, run = target_of(config, overrides)
+    return snapshot_of(*opened(found), run, seed=seed)
 
 
 def intercept(snapshot: Snapshot, count: int, batch: int, knows: tuple[str, ...] = PUBLIC, seed: int = 0) -> list[Interception]:
@@ -221,7 +223,8 @@ def test_local_training_is_told_as_it_is() -> None:
 
 
 def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(config: Path) -> None:
-    here = at(config, "method.name=fed-smp", "method.mask=public", "method.share=0.1", "data.public_fraction=0.2")
+    changes = "method.name=fed-smp", "method.mask=public", "method.share=0.1", "data.public_fraction=0.2"
+    here = at(config, *changes)
     assert here.released.public_loss is not None
     update = here.released.public_update
     assert update is not None
@@ -229,7 +232,7 @@ def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(con
     assert sent.upload.sent_mask is not None
     support = torch.cat([sent.upload.sent_mask[name].reshape(-1) for name in here.layout.names])
     assert int(support.sum()) == round(0.1 * len(update))
-    job = job_of(here.config)
+    job = job_of(target_of(config, changes)[0])
     assert update.equal(released(job, start(job)).public_update)  # type: ignore[arg-type]
     again = at(config, "method.name=fed-smp", "method.mask=public", "method.share=0.1", "data.public_fraction=0.2", seed=3)
     assert update.equal(again.released.public_update)  # type: ignore[arg-type]
@@ -241,13 +244,13 @@ def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(con
 
 def test_a_run_is_attacked_at_its_beginning_and_at_its_end(made: Path) -> None:
     config, path = target_of(made, [])
-    first, last = snapshot_of(config, path), snapshot_of(config, path, last=True)
+    first, last = snapshot_of(*opened(config), path), snapshot_of(*opened(config), path, last=True)
     assert (first.progress.round, last.progress.round) == (0, 2)
     assert torch.equal(first.progress.model, first.federation.context.model.vector)
     assert not torch.equal(first.progress.model, last.progress.model)
-    assert snapshot_of(config, path, round=2).progress.round == 2
+    assert snapshot_of(*opened(config), path, round=2).progress.round == 2
     with pytest.raises(ConfigError, match="round 0 and of round 2"):
-        snapshot_of(config, path, round=1)
+        snapshot_of(*opened(config), path, round=1)
     with pytest.raises(ConfigError, match=r"attack .*config\.toml"):
         target_of(made, ["training.rounds=3"])
     with pytest.raises(ConfigError, match="not a run directory"):

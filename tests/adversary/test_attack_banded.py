@@ -15,6 +15,7 @@ from fedveil.adversary.snapshot import Snapshot, snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
 from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.run.resolve import opened
 from fedveil.run.run import run
 
 
@@ -51,8 +52,8 @@ def test_each_attempt_reads_its_own_release_and_leaves_the_state_alone(tmp_path:
     path = run(configuration, tmp_path / "run").path
     before = (path / STATE_FILE).read_bytes()
     with pytest.raises(ConfigError, match="charged for the rounds 0 to 2, round 3 cannot leave"):
-        attempts(snapshot_of(configuration, path, last=True, seed=0))
-    snapshot = snapshot_of(configuration, path, seed=0)
+        attempts(snapshot_of(*opened(configuration), path, last=True, seed=0))
+    snapshot = snapshot_of(*opened(configuration), path, seed=0)
     read = attempts(snapshot)
     assert len({norm for _, norm in read}) == 3
     for update, norm in read:
@@ -66,5 +67,5 @@ def test_each_attempt_reads_its_own_release_and_leaves_the_state_alone(tmp_path:
 @pytest.mark.heavy
 def test_canaries_leave_no_state_behind(elsewhere: Path) -> None:
     for _ in range(2):  # the second run begins anew
-        assert [audit.n for audit in audit_canaries(config(1.0), 4)] == [4, 4]
+        assert [audit.n for audit in audit_canaries(*opened(config(1.0)), 4)] == [4, 4]
     assert list(elsewhere.iterdir()) == []

@@ -23,6 +23,7 @@ from fedveil.cli.app import app
 from fedveil.errors import ConfigError
 from fedveil.pages.attack_section import attack_values
 from fedveil.run.recorded_run import RunData
+from fedveil.run.resolve import opened
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 12}},
@@ -173,7 +174,7 @@ def test_the_judge_is_the_same_for_any_number_of_threads(config: Path) -> None:
 
 
 def test_the_attackers_data_replace_his_own_and_nobody_elses(config: Path) -> None:
-    snapshot = snapshot_of(*target_of(config, []))
+    snapshot = snapshot_of(*opened(target_of(config, [])[0]))
     honest = snapshot.federation.context.clients
     x, y = _isolated(snapshot, 2, 4)
     assert 0 < len(y) < honest.size(2)

@@ -23,6 +23,7 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import prepare
+from fedveil.run.resolve import data_spec, opened
 from fedveil.run.run import run
 from fedveil.training.local import Plain
 from method_kit import planner
@@ -63,7 +64,7 @@ def test_a_canary_uploads_its_direction_and_others_their_own() -> None:
 @pytest.mark.parametrize("noise_multiplier", [1.0, 2.0])
 def test_the_estimate_is_near_the_truth(noise_multiplier: float) -> None:
     """Every client is a canary: the only known bias is their number in the norm, and the mean has a std of 1/sqrt(k)."""
-    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=noise_multiplier), 0)
+    job = uncharged(*opened(federation_of(DP_FEDAVG, noise_multiplier=noise_multiplier)), 0)
     seen = run_with_canaries(job, Inline, CLIENTS, np.random.default_rng(3))
     mu, d = math.sqrt(ROUNDS) / noise_multiplier, seen.d
     expected = mu / math.sqrt(1 + mu**2 * CLIENTS / d)
@@ -77,7 +78,7 @@ def test_the_estimate_is_near_the_truth(noise_multiplier: float) -> None:
 
 
 def test_canaries_that_never_join_are_not_seen() -> None:
-    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    job = uncharged(*opened(federation_of(DP_FEDAVG, noise_multiplier=1.0)), 0)
     seen = run_with_canaries(job, Inline, CLIENTS, np.random.default_rng(3))
     assert seen.unseen.size == 1000
     assert float(seen.rounds.mean()) > float(seen.unseen.mean()) + 5 * float(seen.unseen.std()) / math.sqrt(CLIENTS)
@@ -86,7 +87,7 @@ def test_canaries_that_never_join_are_not_seen() -> None:
 def test_missing_noise_is_doubted() -> None:
     """A door that adds a third of the noise it charges: the estimate lies above the proven epsilon."""
     config = federation_of(DP_FEDAVG, epsilon=3.0)
-    honest, _ = uncharged(config, 0)
+    honest = uncharged(*opened(config), 0)
     assert honest.setting.noise_multiplier is not None
     less = replace(honest.setting, noise_multiplier=honest.setting.noise_multiplier / 3)
     context = replace(honest.context, policy=planner(honest.method, less))
@@ -97,9 +98,9 @@ def test_missing_noise_is_doubted() -> None:
 
 
 def test_both_engines_see_the_same() -> None:
-    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    job = uncharged(*opened(federation_of(DP_FEDAVG, noise_multiplier=1.0)), 0)
     one = run_with_canaries(job, Inline, 10, np.random.default_rng(3))
-    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    job = uncharged(*opened(federation_of(DP_FEDAVG, noise_multiplier=1.0)), 0)
     two = run_with_canaries(job, lambda context: ProcessPool(context, 2), 10, np.random.default_rng(3))
     assert np.array_equal(one.final, two.final)
     assert np.array_equal(one.rounds, two.rounds)
@@ -109,7 +110,7 @@ def test_both_engines_see_the_same() -> None:
 def test_every_proven_method_carries_canaries(name: str) -> None:
     """Adap DP-FL is not among them: it protects records, by DP-SGD inside the clients."""
     own = {"separation": 1} if name == "banded-mf" else {}  # every client is in every round
-    found = audit_canaries(federation_of({"name": name, **own}, 25, 2, epsilon=4.0), 20)
+    found = audit_canaries(*opened(federation_of({"name": name, **own}, 25, 2, epsilon=4.0)), 20)
     assert [audit.n for audit in found] == [20, 20]
     assert all(0 <= audit.epsilon < 8 for audit in found)
 
@@ -127,26 +128,26 @@ def test_the_command_writes_estimates_into_the_statement(tmp_path: Path) -> None
 
 def test_what_canaries_cannot_say_is_refused() -> None:
     with pytest.raises(ConfigError, match="from 2 to 60"):
-        audit_canaries(federation_of(DP_FEDAVG, epsilon=4.0), 61)
+        audit_canaries(*opened(federation_of(DP_FEDAVG, epsilon=4.0)), 61)
     with pytest.raises(ConfigError, match="fixes no clip before"):
-        audit_canaries(federation_of({"name": "ladp-fl", "variant": "published"}, epsilon=4.0, view="server"), 10)
+        audit_canaries(*opened(federation_of({"name": "ladp-fl", "variant": "published"}, epsilon=4.0, view="server")), 10)
     with pytest.raises(ConfigError, match="fixes no clip before"):
-        audit_canaries(federation_of({"name": "fedavg"}), 10)
+        audit_canaries(*opened(federation_of({"name": "fedavg"})), 10)
     record = federation_of({"name": "dp-fedavg"}, epsilon=4.0, unit=Unit.RECORD.value, adjacency="replace_one")
     with pytest.raises(ConfigError, match="unit = 'client'"):
-        audit_canaries(record, 10)
+        audit_canaries(*opened(record), 10)
 
 
 def test_a_run_on_data_that_were_handed_over_is_refused(tmp_path: Path) -> None:
     config = federation_of(DP_FEDAVG, epsilon=4.0)
-    prepared = prepare(config)
+    prepared = prepare(data_spec(config))
     run(config, tmp_path / "run", data=prepared.dataset, partition=prepared.partition)
     with pytest.raises(ConfigError, match="hand them over again in Python"):
         audit_run(tmp_path / "run", n=40, canaries=10)
 
 
 def test_a_run_in_which_nothing_moves_is_refused() -> None:
-    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    job = uncharged(*opened(federation_of(DP_FEDAVG, noise_multiplier=1.0)), 0)
     still = replace(job, setting=replace(job.setting, min_survivors=CLIENTS + 1))
     with pytest.raises(ConfigError, match="no round"):
         run_with_canaries(still, Inline, 10, np.random.default_rng(0))

@@ -263,7 +263,7 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
     from fedveil.statement.certify import certify_config
 
     config = small({"name": "dp-fedavg"}, view="server")
-    write_config(tmp_path / "config.toml", config)
+    write_config(tmp_path / "config.toml", config.resolved())
     before = json.dumps(to_dict(certify_config(config)))
     (tmp_path / "statement.json").write_text(before)
     made = audit_run(tmp_path, n=40)
@@ -280,7 +280,7 @@ def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:
     from fedveil.statement.certify import certify_config
 
     config = small({"name": "dp-fedavg"}, view="server")
-    write_config(tmp_path / "config.toml", config)
+    write_config(tmp_path / "config.toml", config.resolved())
     lucky = Audit(9.0, 1e-3, certify_config(config).scope, "another test", 0.95, 40)
     guess = replace(lucky, test="canaries", rigorous=False)
     (tmp_path / "statement.json").write_text(json.dumps(to_dict(certify_config(config).with_audits([lucky, guess]))))

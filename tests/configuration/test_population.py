@@ -19,6 +19,7 @@ from fedveil.data.sources.raw import RawData
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
+from fedveil.run.resolve import data_spec
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from own_names import forgotten_after
@@ -50,7 +51,7 @@ def by_record(partition: Mapping[str, Any], **data: Any) -> Config:
 @pytest.mark.parametrize("public", [0.0, 0.25])
 def test_a_configuration_knows_how_many_examples_a_client_has(partition: dict[str, Any], tests: float, public: float) -> None:
     config = by_record(partition, client_test_fraction=tests, public_fraction=public)
-    told, found = population_of(config), prepare(config).population
+    told, found = population_of(config), prepare(data_spec(config)).population
     rounding = 0 if "examples_per_client" in partition else 1
     assert (told.clients, abs(told.records - found.records) <= rounding) == (found.clients, True), (told.records, found.records)
 
@@ -65,7 +66,7 @@ def test_of_some_people_each_has_what_all_have_on_average() -> None:
     """The examples of all divided by those who take part made 400 of 40, and of an epsilon of 4.37 one of 0.57."""
     own = people(30)
     config = recorded(by_record({"kind": "users", "clients": 3}), HandedOver(own))
-    assert population_of(config, own).records == prepare(config, own).population.records == 40
+    assert population_of(config, own).records == prepare(data_spec(config), own).population.records == 40
 
 
 def test_where_labels_decide_no_noise_is_promised_before_they_are_there(tmp_path: Path) -> None:

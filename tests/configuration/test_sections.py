@@ -66,7 +66,7 @@ def test_what_was_given_is_what_is_written(tmp_path: Path) -> None:
     for mode in ("json", "python"):
         dumped = config.model_dump(mode=mode)
         assert (dumped["model"], dumped["method"]) == (sections["model"], sections["method"])
-    write_config(tmp_path / "config.toml", config)
+    write_config(tmp_path / "config.toml", config.resolved())
     assert load_config(tmp_path / "config.toml") == config
     assert Config.model_validate(config.model_dump()) == config
 

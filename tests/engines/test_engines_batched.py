@@ -20,7 +20,6 @@ from by_hand import ONE, TWO
 from by_hand import federation as by_hand
 from federation_runs import charged, config, covering, every_method, finished, job, prepared
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.batched import Batched
 from fedveil.engines.batched_gradient import Stack, by_example, gradients, padded, vectorised
 from fedveil.engines.client_thread import ClientThread, Request
@@ -40,6 +39,7 @@ from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import federation
 from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.resolve import resolve
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
@@ -576,8 +576,9 @@ def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.Log
 def on_gpu(configuration: Config, folder: Path) -> Federation:
     """The federation of a configuration with its model on the GPU."""
     data = prepared(configuration)
-    model = rehearsed_model(configuration, data, calibrated_setting(configuration, data.population)).to("cuda:0")
-    return federation(configuration, data, folder / "ledger.sqlite", "r", model)
+    experiment = resolve(configuration, data.population)
+    model = rehearsed_model(experiment, data).to("cuda:0")
+    return federation(experiment, data, folder / "ledger.sqlite", "r", model)
 
 
 CHOOSING = ("gfl-aldpa-published-server", "censor-server")

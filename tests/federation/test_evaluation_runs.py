@@ -29,6 +29,7 @@ from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.network.deployed_data import own_part
 from fedveil.release.evaluation_counts import COUNTS
+from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_json import to_dict
@@ -263,7 +264,7 @@ def test_a_client_certifies_them_and_the_bits_are_those_of_inline(tmp_path: Path
 
 def test_a_client_keeps_its_test_examples_from_training(tmp_path: Path) -> None:
     made = clear()
-    alone = own_part(made, 2, None)
+    alone = own_part(resolve(made), 2, None)
     assert alone.client_tests is not None
     assert [alone.client_tests.size(c) > 0 for c in range(6)] == [c == 2 for c in range(6)]
     assert [len(alone.clients.examples(c)[1]) > 0 for c in range(6)] == [c == 2 for c in range(6)]

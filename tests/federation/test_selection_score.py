@@ -13,13 +13,13 @@ import pytest
 
 from fedveil.accounting.types import Gaussian
 from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation import selection_score as module
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.selection_score import check_score, release_score
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.regression import Regression
 
@@ -39,9 +39,8 @@ def prepared(tmp_path: Path, adjacency: str = "zero_out", noise: float = 4.0) ->
             "selection": {"runs": 1, "score_noise": noise},
         },
     )
-    data = prepare(config)
     Ledger.create(tmp_path / "ledger.sqlite", "run").close()
-    return federation(config, data, tmp_path / "ledger.sqlite", "run", None, calibrated_setting(config, data.population))
+    return federation(*opened(config), tmp_path / "ledger.sqlite", "run")
 
 
 @pytest.mark.parametrize(("adjacency", "mu"), [("zero_out", 0.25), ("replace_one", 0.5)])

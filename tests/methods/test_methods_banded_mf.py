@@ -42,6 +42,7 @@ from fedveil.mechanism.plan import Plan
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.run.resolve import opened
 from fedveil.studies.twin import twin_sensitivity
 from fedveil.training.params import Layout
 from method_kit import planner
@@ -354,7 +355,7 @@ def test_what_is_trained_beside_a_run_leaves_no_state_behind(kind: str, tmp_path
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         if kind == "snapshot":
-            job, _ = uncharged(spaced(), 0)
+            job = uncharged(*opened(spaced()), 0)
             fitting.one_round(job, Inline(job.context), start(job))
         else:
             moved = twin_sensitivity(h.at_epsilon_8({"name": "banded-mf", "separation": 1}), 0)

@@ -21,8 +21,9 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, Context, trained
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Released
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
 from fedveil.run.data_card import HandedOver, recorded
+from fedveil.run.resolve import opened
 
 CLIENTS, EACH, FEATURES = 20, 20, 9
 DATA = {"name": "digits", "partition": {"kind": "users"}, "client_test_fraction": 0.4}
@@ -63,7 +64,7 @@ def test_a_client_less_examples_moves_nobody_else(method: dict[str, object], lik
     own = data()
     config = recorded(config, HandedOver(own))
     Ledger.create(tmp_path / "ledger.sqlite", "run", {}).close()
-    context = federation(config, prepare(config, own), tmp_path / "ledger.sqlite", "run").context
+    context = federation(*opened(config, own), tmp_path / "ledger.sqlite", "run").context
     released = Released(0, context.model.vector.clone(), None)
     plan = context.plan(released, context.policy.start())
     assert context.tests is not None

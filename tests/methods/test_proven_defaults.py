@@ -90,7 +90,7 @@ def test_clips_that_may_grow_follow_noise_upwards() -> None:
 def test_a_saved_configuration_holds_the_defaults_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no run, audit or comparison goes on with other ones when the defaults change."""
     made = config({"name": "fedanc", "pretraining_steps": 20})
-    write_config(tmp_path / "config.toml", made)
+    write_config(tmp_path / "config.toml", made.resolved())
     assert tomllib.loads((tmp_path / "config.toml").read_text())["method"]["gamma_min"] == 0.8
     monkeypatch.setattr(FedANC, "proven_defaults", {"gamma_min": 0.5})
     saved = read_config(tmp_path / "config.toml")

@@ -25,6 +25,7 @@ from fedveil.network.deployed_data import public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.network.two_ledgers import compared
+from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.run.verification import verification
@@ -107,7 +108,7 @@ def test_what_several_machines_cannot_do_is_refused_before_a_process_starts(
 
 
 def test_fewer_clients_than_a_round_has_are_refused_in_a_line(tmp_path: Path) -> None:
-    write_config(tmp_path / "c.toml", config({"name": "dp-fedavg"}, "server"))
+    write_config(tmp_path / "c.toml", config({"name": "dp-fedavg"}, "server").resolved())
     done = CliRunner().invoke(app, ["net", "demo", str(tmp_path / "c.toml"), "--clients", "3", "--out", str(tmp_path / "out")])
     assert isinstance(done.exception, ConfigError)
     assert "training.clients_per_round = 4 is more than the 3 clients" in str(done.exception)
@@ -128,11 +129,11 @@ def waiting(config: str, out: str) -> None:
     """A demonstration whose server has begun its run, and waits for ever: what a program of its own runs, to be killed."""
     import fedveil.network.demo_network as network
     from fedveil.configuration.config_files import read_config
-    from fedveil.run.run import run_prepared
+    from fedveil.run.run import train
 
     def serve(configured: Any, serving: Any) -> Any:
         serving.on_up()
-        run_prepared(configured, public_part(configured), serving.out, clients=lambda run: lambda job: time.sleep(600))
+        train(resolve(configured), public_part(resolve(configured)), serving.out, clients=lambda run: lambda job: time.sleep(600))
 
     network.serve = serve
     network.demo(read_config(Path(config)), Path(out), print)
@@ -158,7 +159,7 @@ def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_b
 ) -> None:
     few = {"data": {"partition": {"kind": "iid", "clients": 2}}, "training": {"clients_per_round": 2, "local_steps": 1}}
     wanted, out = config({"name": "dp-fedavg"}, "server", **few), tmp_path / "out"
-    write_config(tmp_path / "c.toml", wanted)
+    write_config(tmp_path / "c.toml", wanted.resolved())
     code = "import sys; from test_demo_network import waiting; waiting(*sys.argv[1:])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "c.toml"), str(out)], env=environment) as killed:

@@ -10,7 +10,6 @@ import torch
 
 from fedveil.accounting.types import View
 from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.configuration.sections import EvaluationSection
 from fedveil.errors import ConfigError
 from fedveil.network.consent import OwnData
@@ -18,6 +17,7 @@ from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from joined_clients import Machines, Nobody, configuration, consent, files, served
@@ -39,19 +39,19 @@ def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Pat
 def test_what_only_all_data_together_could_give_is_refused(tmp_path: Path) -> None:
     files(tmp_path)
     with pytest.raises(ConfigError, match="test_file: missing"):
-        public_part(configuration(tmp_path, "nowhere.csv", test_file=None))
+        public_part(resolve(configuration(tmp_path, "nowhere.csv", test_file=None)))
     whole = configuration(tmp_path, "nowhere.csv")
     public = whole.model_copy(update={"data": whole.data.model_copy(update={"public_fraction": 0.1})})
     with pytest.raises(ConfigError, match="nobody has that"):
-        public_part(public)
+        public_part(resolve(public))
     with pytest.raises(ConfigError, match="must be a table"):
-        own_part(configure(data={"name": "digits"}), 0, str(tmp_path / "0.csv"))
+        own_part(resolve(configure(data={"name": "digits"})), 0, str(tmp_path / "0.csv"))
 
 
 def test_weights_that_the_server_cannot_know_are_refused() -> None:
     """The server counts no examples, so that all clients would weigh the same without a word of it."""
     with pytest.raises(ConfigError, match="fedavg weighs clients by their examples"):
-        public_part(configure(method={"name": "fedavg", "weighting": "examples"}))
+        public_part(resolve(configure(method={"name": "fedavg", "weighting": "examples"})))
 
 
 def unfit(folder: Path, rows: str, name: str, **changes: Any) -> tuple[Any, list[str], Machines]:
@@ -125,12 +125,12 @@ def test_a_record_that_does_not_fit_keeps_no_other_one_from_training(row: str, t
     """It kept all of them from it: a batch was moved by all of its records, and one was charged."""
     files(tmp_path)
     config, file = by_record(tmp_path, test_fraction), tmp_path / "1.csv"
-    x, y = own_part(config, 1, str(file)).clients.examples(1)
+    x, y = own_part(resolve(config), 1, str(file)).clients.examples(1)
     lines, told = file.read_text().splitlines(), list[str]()
     place = next(i for i, line in enumerate(lines) if line.startswith(f"{x[20, 0]:.3f}".rstrip("0") + ","))
     lines[place] = row
     file.write_bytes("\n".join(lines).encode("latin-1"))
-    found = own_part(config, 1, str(file), told.append).clients.examples(1)
+    found = own_part(resolve(config), 1, str(file), told.append).clients.examples(1)
     for left, all_of_them in zip(found, (x, y), strict=True):
         assert left.equal(torch.cat([all_of_them[:20], all_of_them[21:]]))
     (line,) = told
@@ -162,9 +162,9 @@ def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path)
     narrow = configuration(tmp_path, "nowhere.csv", normalise={"a": [0, 0.01]}).data
     for changes, left in (({"data": narrow}, 49), ({"model": configure(model={"name": "mlp"}).model}, 50)):
         config = by_record(tmp_path).model_copy(update=changes)
-        made = own_part(config, 1, str(tmp_path / "1.csv"))
+        made = own_part(resolve(config), 1, str(tmp_path / "1.csv"))
         assert made.clients.size(1) == left
-        rehearsed_model(config, made, calibrated_setting(config, made.population), whole=False)
+        rehearsed_model(resolve(config), made, whole=False)
 
 
 def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
     files(tmp_path)
     rows = {"a": [1, 2, 2**25 + 1, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "1.parquet")
-    x, y = own_part(by_record(tmp_path), 1, str(tmp_path / "1.parquet")).clients.examples(1)
+    x, y = own_part(resolve(by_record(tmp_path)), 1, str(tmp_path / "1.parquet")).clients.examples(1)
     assert (x.tolist(), y.tolist()) == ([[1, 0.5], [2, 0.5]], [0, 1])
 
 

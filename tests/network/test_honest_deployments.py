@@ -23,6 +23,7 @@ from fedveil.network.demo_network import consent_to
 from fedveil.network.deployed_data import public_part
 from fedveil.network.two_ledgers import compared
 from fedveil.run.assembly import planned_charges
+from fedveil.run.resolve import resolve
 from fedveil.run.verification import verification
 from joined_clients import Machines, consent, served
 from kill_points import SERVER, kill_at
@@ -39,7 +40,7 @@ def all_methods() -> list[Config]:
 def deployable(config: Config) -> bool:
     """Whether clients on machines of their own can agree to it, which is known before anything is begun."""
     try:
-        public_part(config)
+        public_part(resolve(config))
         consent_to(config, 0)
     except ConfigError:
         return False

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -198,7 +199,7 @@ def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, mo
 def test_a_server_that_resumes_offers_the_same(method: dict[str, Any], tmp_path: Path) -> None:
     """Its configuration is the one in the run directory then; another digest would be a configuration that changed."""
     asked = small(method=method)
-    write_config(tmp_path / "config.toml", asked)
+    write_config(tmp_path / "config.toml", asked.resolved())
     assert offer_of("r", 0, read_config(tmp_path / "config.toml")).digest == offer_of("r", 0, asked).digest
 
 
@@ -545,7 +546,7 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
     looker = JoinedClient(tmp_path / "looker", consent(0), there.lines.append, check=True)
     there._running[0] = looker
     lines: list[str] = []
-    asked = ConsentingClients(there, "r", small(), lines.append)
+    asked = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append)
     waits = 0
 
     def wait() -> None:
@@ -580,7 +581,7 @@ def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_whil
     there.consents |= {number: consent(number, unit="record") for number in (1, 2)}
     clock, lines = [0.0], list[str]()
     monkeypatch.setattr("fedveil.network.consenting_clients.time.monotonic", lambda: clock[0])
-    asked, seen = ConsentingClients(there, "r", small(), lines.append), list[set[int]]()
+    asked, seen = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append), list[set[int]]()
 
     def wait() -> None:
         seen.append(set(asked.consented))
@@ -707,7 +708,7 @@ def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_p
         return found | dict.fromkeys([1] * (1 in messages and len(waits) < 3), "an error" if len(waits) < 2 else "another")
 
     there.answers = failing  # type: ignore[method-assign]
-    asked = ConsentingClients(there, "r", small(), lines.append)
+    asked = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append)
     asked.gather({0, 1, 2}, 3, lambda: waits.append(1))
     assert (len(waits), asked.consented) == (3, {0, 1, 2})
     assert [line for line in lines if line.startswith("client")] == ["client 1: an error", "client 1: another"]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedveil as fv
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
@@ -21,7 +20,8 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
 from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import LocalSpec
 from flower_nodes import Nodes
@@ -91,11 +91,10 @@ def test_a_client_over_flower_does_the_same(tmp_path: Path) -> None:
     found: list[Progress] = []
     for name in ("inline", "flower"):
         settings = config(net(nn.BatchNorm1d(8)))
-        prepared = prepare(settings, data())
+        experiment, prepared = opened(settings, data())
         (tmp_path / name).mkdir()
         Ledger.create(tmp_path / name / "ledger.sqlite", "r", {}).close()
-        calibrated = calibrated_setting(settings, prepared.population)
-        job = federation(settings, prepared, tmp_path / name / "ledger.sqlite", "r", calibrated=calibrated)
+        job = federation(experiment, prepared, tmp_path / name / "ledger.sqlite", "r")
         engine = Inline(job.context) if name == "inline" else GridEngine(job.context, "r", Nodes(job.context, tmp_path / "nodes"))
         found.append(start(job))
         fit(job, engine, found[-1])
@@ -153,8 +152,8 @@ def pairs(model: nn.Module, shape: tuple[int, ...] = (4,), **more: Any) -> bool:
     """Whether a run of this network joins a rest of one."""
     x, y = np.random.default_rng(0).normal(size=(12, *shape)).astype("float32"), np.arange(12) % 3
     settings = config(model, **more)
-    prepared = prepare(settings, fv.from_arrays(x, y, client=np.arange(12) % 3, test=(x[:6], y[:6])))
-    return federation(settings, prepared, Path("none"), "r").context.spec.pairs
+    data = fv.from_arrays(x, y, client=np.arange(12) % 3, test=(x[:6], y[:6]))
+    return federation(*opened(settings, data), Path("none"), "r").context.spec.pairs
 
 
 def test_where_one_example_can_be_learned_from_nothing_changes() -> None:

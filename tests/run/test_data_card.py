@@ -29,6 +29,7 @@ from fedveil.pages.report_page import page_values
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import data_spec
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_sensitivity
@@ -183,15 +184,15 @@ def test_resuming_needs_the_same_data_again(tmp_path: Path) -> None:
 
 def test_a_partition_that_gives_clients_public_examples_is_refused() -> None:
     public = CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"public_fraction": 0.2})})
-    apart = prepare(public)
+    apart = prepare(data_spec(public))
     assert apart.public is not None
-    again = prepare(public, partition=apart.partition)
+    again = prepare(data_spec(public), partition=apart.partition)
     assert again.public is not None
     assert again.public[0].equal(apart.public[0])
     with pytest.raises(
         ConfigError, match=r"gives clients 287 of the 287 examples that data\.public_fraction = 0\.2 makes public"
     ):
-        prepare(public, partition=prepare(CONFIG).partition)
+        prepare(data_spec(public), partition=prepare(data_spec(CONFIG)).partition)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +206,11 @@ def test_a_partition_that_gives_clients_public_examples_is_refused() -> None:
 )
 def test_a_partition_of_what_there_is_not_or_twice_is_refused(change: Callable[[Any], Any], message: str) -> None:
     """A negative index is an example under another name: by it a client could hold what is public, or what is another one's."""
-    whole = prepare(CONFIG).partition
+    whole = prepare(data_spec(CONFIG)).partition
     indices = ClientIndices(change(whole.clients.order), whole.clients.offsets)
     for clients in (indices, list(indices)):
         with pytest.raises(ConfigError, match=message):
-            prepare(CONFIG, partition=replace(whole, clients=clients))
+            prepare(data_spec(CONFIG), partition=replace(whole, clients=clients))
 
 
 @pytest.mark.parametrize("names", [("data",), ("partition",)])

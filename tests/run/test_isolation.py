@@ -30,6 +30,7 @@ from fedveil.engines import pool
 from fedveil.errors import ConfigError
 from fedveil.federation import isolated
 from fedveil.federation.isolated import ChildFailed, forked
+from fedveil.run.resolve import opened
 from fedveil.tasks.task import Task
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")]
@@ -257,13 +258,12 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     from fedveil.federation.fit import asked
     from fedveil.federation.progress import start
     from fedveil.ledger.ledger import Ledger
-    from fedveil.run.assembly import federation, prepare
+    from fedveil.run.assembly import federation
 
     config = configuration(net)
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "r", {}).close()
-    prepared = prepare(config, table(first))
-    job = federation(config, prepared, folder / "ledger.sqlite", "r")
+    job = federation(*opened(config, table(first)), folder / "ledger.sqlite", "r")
     assert job.context.isolation == "process"
     tasks, _, _ = asked(job, start(job), list(range(CLIENTS)))
     with Inline(job.context) as engine:

@@ -14,8 +14,9 @@ from fedveil.federation import evaluate
 from fedveil.federation.plain_state import read_tree
 from fedveil.federation.progress import Federation
 from fedveil.pages.report_page import page_values
-from fedveil.run.assembly import build_model, prepare
+from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import data_spec, resolve
 from fedveil.run.run import run
 
 
@@ -60,8 +61,8 @@ def test_the_clients_models_are_measured_on_the_whole_test_set(tmp_path: Path) -
     assert f"personal models: {100 * both['mean_personal_accuracy']:.1f} %" in str(card)
     assert f"personal models on the test set: {100 * both['mean_personal_test_accuracy']:.1f} %" in str(card)
     assert "mean_personal_accuracy" not in row
-    prepared, shares = prepare(config), []
-    model, (x, y) = build_model(config, prepared), prepared.test
+    prepared, shares = prepare(data_spec(config)), []
+    model, (x, y) = resolve(config, prepared.population).template(), prepared.test
     for state in read_tree(folder / "checkpoint" / "states-2.safetensors").values():
         model.load(state["private"]["trained"])
         shares.append(float((model.module(x).argmax(1) == y).float().mean()))
@@ -86,7 +87,7 @@ def test_a_network_that_fails_with_a_clients_model_ends_no_run(tmp_path: Path, m
 def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {}
 
-    def trained(job: Federation, *more: Any) -> None:
+    def trained(experiment: Any, job: Federation, *more: Any) -> None:
         measured[engine] = (job.personal_on_test_set, job.client_tests is not None)
 
     monkeypatch.setattr("fedveil.run.run._train", trained)

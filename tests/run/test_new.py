@@ -23,6 +23,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import prepare
 from fedveil.run.new_project import PROJECTS, new_project
+from fedveil.run.resolve import data_spec
 from fedveil.run.resume import resumable
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
@@ -150,7 +151,7 @@ def test_its_data_are_the_same_every_time_and_fit_what_it_says_of_them(task: str
     one, other = (new_project(name, tmp_path, task) for name in ("walkers", "riders"))
     (data,) = (path.name for path in one.glob("walkers.*"))
     assert (one / data).read_bytes() == (other / data.replace("walkers", "riders")).read_bytes()
-    prepared = prepare(load_config(one / "config.toml"))
+    prepared = prepare(data_spec(load_config(one / "config.toml")))
     assert len(prepared.dataset.x_train) == prepared.dataset.info.train_size > 1000
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch import Tensor
 import federation_runs as runs_of
 import fedveil as fv
 import method_kit as h
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.federation.plain_state import is_storable
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import ClientTask, Work, attempted, planned
@@ -29,7 +28,8 @@ from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 SECRETS = (0.5, 9.0)
@@ -246,10 +246,11 @@ def test_nothing_of_the_client_before_is_left(kind: str, tmp_path: Path) -> None
 def own_run(kind: str, tmp_path: Path, **sections: Any) -> Federation:
     """Everything of a run with a method of the user's own."""
     config = runs_of.config({"name": "dp-fedavg"}, "server", **sections)
-    data = prepare(config)
-    _, setting = calibrated_setting(config, data.population)
+    experiment, data = opened(config)
+    method = OwnMethod(kind=kind)
+    experiment = replace(experiment, method=method, client=method.client(experiment.setting))
     Ledger.create(tmp_path / "ledger.sqlite", "run", {}).close()
-    return federation(config, data, tmp_path / "ledger.sqlite", "run", calibrated=(OwnMethod(kind=kind), setting))
+    return federation(experiment, data, tmp_path / "ledger.sqlite", "run")
 
 
 def test_the_statement_says_what_is_taken_on_trust_of_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

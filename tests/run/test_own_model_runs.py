@@ -24,6 +24,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.data_card import HandedOver, how_to_resume
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import resolve
 from fedveil.run.result import Result
 from fedveil.statement.recertify import recertify
 from fedveil.studies.grid.cell import Cell
@@ -276,7 +277,7 @@ def test_an_import_path_runs_no_code_of_a_stranger(net_file: Path, monkeypatch: 
     assert fv.certify(load_config(folder / "c.toml")).dimension == 4 * 10 + 10
     fv.train(load_config(folder / "c.toml"), run)
     assert "plugin net_of_this_test" in read_run(run).versions
-    assert how_to_resume(run, load_config(run / "config.toml")).endswith("--trust-plugins")
+    assert how_to_resume(run, resolve(load_config(run / "config.toml"))).endswith("--trust-plugins")
 
     monkeypatch.delitem(sys.modules, "net_of_this_test")
     assert fv.verification(run).outcome == "verified", "by what the run recorded"

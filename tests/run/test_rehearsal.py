@@ -20,16 +20,15 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from federation_runs import covering, every_method, rehearsed
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
 from fedveil.run import child_process, rehearsal
-from fedveil.run.assembly import prepare
 from fedveil.run.child_process import in_child
 from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.resolve import opened
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import State
 from own_names import forgotten_after
@@ -484,8 +483,7 @@ def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatc
 def test_a_round_of_every_built_in_task_can_be_rehearsed(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
     configuration = small(name, level=level, training={"measure_trained": level == "client"})
-    data = prepare(configuration, made(name))
-    rehearsed_model(configuration, data, calibrated_setting(configuration, data.population))
+    rehearsed_model(*opened(configuration, made(name)))
 
 
 @pytest.mark.parametrize("model", ["linear", nn.Linear(4, 3)], ids=["built in", "own"])

@@ -20,8 +20,9 @@ from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import federation, prepare
 from fedveil.run.published_copy import publish
+from fedveil.run.resolve import data_spec, opened, resolve_here
 from fedveil.run.result import Result
-from fedveil.run.run import run_prepared
+from fedveil.run.run import train
 from fedveil.run.verification import verification
 from fedveil.verify.check_run import verify_run
 from forged_ledger import ForgedLedger
@@ -56,14 +57,15 @@ def skipping(sections: tuple[dict[str, Any], ...], **training: Any) -> Config:
 
 
 def finished(config: Config, folder: Path) -> Result:
-    return run_prepared(config, prepare(config), folder, clients=lambda run: lambda job: Lossy(job.context))
+    data = prepare(data_spec(config))
+    return train(resolve_here(config, data.population), data, folder, clients=lambda run: lambda job: Lossy(job.context))
 
 
 def test_personal_models_of_a_skipped_round_are_charged(tmp_path: Path) -> None:
     """Their noisy steps stay in them, and the next release is made with them; before, the row of the round was missing."""
     config = skipping(STEPS)
     Ledger.create(tmp_path / "ledger.sqlite", "r", {}).close()
-    job = federation(config, prepare(config), tmp_path / "ledger.sqlite", "r")
+    job = federation(*opened(config), tmp_path / "ledger.sqlite", "r")
     progress, engine = start(job), Lossy(job.context)
     with engine:
         one_round(job, engine, progress)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fedveil.run.resolve as resolve_module
 import fedveil.run.run as run_module
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import read_config
@@ -40,7 +41,8 @@ def test_a_run_begun_without_that_assumption_does_not_go_on_with_it(tmp_path: Pa
     interrupted(configuration, tmp_path / "a", 2)
     with pytest.raises(ConfigError, match="several clients in one pass"):
         go(with_engine(configuration, "batched"), tmp_path / "a", resume=True)
-    monkeypatch.setattr(run_module, "place", lambda *_: run_module.GPU)  # as on a machine with one
+    for module in (run_module, resolve_module):  # as on a machine with one
+        monkeypatch.setattr(module, "place", lambda *_: resolve_module.GPU)
     assert len(go(with_engine(configuration, "auto"), tmp_path / "a", resume=True).history) == 3
 
 
@@ -53,7 +55,9 @@ def test_what_began_in_one_pass_says_so_also_when_it_ends_otherwise(tmp_path: Pa
 
 
 def test_auto_on_a_gpu_is_recorded_with_its_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "GPU", "cpu")  # no GPU is needed to see what is recorded
+    for module in (run_module, resolve_module):  # no GPU is needed to see what is recorded
+        monkeypatch.setattr(module, "place", lambda *_: "cpu")
+    monkeypatch.setattr(resolve_module, "GPU", "cpu")
     configuration = with_engine(case("dp-fedavg aggregate", training={"rounds": 2}), "auto")
     result = go(configuration, tmp_path / "a")
     assert read_config(tmp_path / "a" / "config.toml").run.engine == "cuda"

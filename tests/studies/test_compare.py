@@ -278,7 +278,7 @@ def test_a_comparison_without_a_number_ends_with_status_1(
     found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "c.toml"
-    write_config(config, found.config)
+    write_config(config, found.config.resolved())
     for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
         monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_, rows=rows: replace(found, rows=rows))
         monkeypatch.setattr("fedveil.cli.compare_terminal.check_runs", lambda _: {})
@@ -290,7 +290,7 @@ def test_a_comparison_with_a_contradicted_run_ends_with_status_1(
     found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "c.toml"
-    write_config(config, found.config)
+    write_config(config, found.config.resolved())
     monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_: found)
     monkeypatch.setattr("fedveil.cli.compare_terminal.write_files", lambda *_: {})
     statement = next(state.path for row in found.rows for state in row.states) / "statement.json"

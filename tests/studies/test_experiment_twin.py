@@ -23,8 +23,9 @@ from fedveil.mechanism.plan import Released
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.release.sealed import Contribution
-from fedveil.run.assembly import build_model, prepare
+from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import data_spec, resolve
 from fedveil.run.run_directory import present
 from fedveil.studies.twin import neighbour, twin_sensitivity
 from method_kit import job_of
@@ -59,9 +60,9 @@ def test_known_distance_of_steps_that_never_turn() -> None:
     c = config(method={"name": "fedavg"}, training={"batch_clip": 1e-3})
     data = load("digits", None, True)
     zeros = np.flatnonzero(data.y_train == 0)[:20]
-    one_each = replace(prepare(c).partition, clients=[zeros[i : i + 1] for i in range(20)])
-    prepared = prepare(c, data, one_each)
-    weight, bias = (q.detach() for q in build_model(c, prepared).module.parameters())
+    one_each = replace(prepare(data_spec(c)).partition, clients=[zeros[i : i + 1] for i in range(20)])
+    prepared = prepare(data_spec(c), data, one_each)
+    weight, bias = (q.detach() for q in resolve(c, prepared.population).template().module.parameters())
     x = prepared.clients.examples(4)[0].flatten()
     p = torch.softmax(weight @ x + bias, 0)
     units = []
@@ -100,7 +101,7 @@ def test_distances_stay_below_the_sensitivity_of_the_first_round() -> None:
 
 
 def test_a_neighbour_differs_in_one_client_alone() -> None:
-    prepared = prepare(config())
+    prepared = prepare(data_spec(config()))
     for change in ("labels", "record", "absent"):
         other = neighbour(prepared, 5, change)  # type: ignore[arg-type]
         for c in range(20):

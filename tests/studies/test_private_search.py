@@ -19,6 +19,7 @@ from fedveil.configuration.config import Config, configure
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
+from fedveil.run.experiment import Experiment
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from fedveil.statement.certify import certify_config
@@ -86,14 +87,14 @@ def test_nothing_that_is_left_depends_on_how_many_runs_there_were(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[int] = []
-    real = module.run_prepared
+    real = module.train
 
     def counted(*args: Any, **more: Any) -> Any:
         began.append(1)
         print("a worker says something")
         return real(*args, **more)
 
-    monkeypatch.setattr(module, "run_prepared", counted)
+    monkeypatch.setattr(module, "train", counted)
     left, texts = [], []
     for runs in (1, 4):
         began.clear()
@@ -129,7 +130,7 @@ def test_the_whole_price_is_booked_before_the_first_run_and_a_killed_search_is_n
             assert [type(entry.event) for _, _, entry in booked.entries()] == [OneOrder]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "run_prepared", killed)
+    monkeypatch.setattr(module, "train", killed)
     search = spec(privacy={"budget": ledger})
     with pytest.raises(KeyboardInterrupt) as stop:
         private_search(search, tmp_path / "out", SEARCH)
@@ -159,7 +160,7 @@ def test_a_run_that_fails_is_a_secret_outcome(tmp_path: Path, monkeypatch: pytes
     def failing(*_: Any, **__: Any) -> Any:
         raise FedveilError("client 7 has no example of class 3")
 
-    monkeypatch.setattr(module, "run_prepared", failing)
+    monkeypatch.setattr(module, "train", failing)
     with pytest.raises(FedveilError, match="no run of the search could be finished") as problem:
         private_search(spec(), tmp_path / "out", SEARCH, chance(2))
     assert "client 7" not in str(problem.value)
@@ -170,13 +171,13 @@ def test_a_run_that_fails_is_a_secret_outcome(tmp_path: Path, monkeypatch: pytes
 def test_settings_are_drawn_afresh_and_the_best_score_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[float] = []
 
-    def scored(config: Config, prepared: Any, folder: Path, **_: Any) -> Any:
-        tried.append(config.method.clip)  # type: ignore[attr-defined]
-        result = run_real(config, prepared, folder)
+    def scored(experiment: Experiment, prepared: Any, folder: Path, **_: Any) -> Any:
+        tried.append(experiment.method.clip)  # type: ignore[attr-defined]
+        result = run_real(experiment, prepared, folder)
         return type("R", (), {"selection_score": float(len(tried) == 2)})() if result else None
 
-    run_real = module.run_prepared
-    monkeypatch.setattr(module, "run_prepared", scored)
+    run_real = module.train
+    monkeypatch.setattr(module, "train", scored)
     picks = iter([1, 0, 0])
     path, _ = private_search(spec(), tmp_path / "out", SEARCH, Chance(chance(3).bits, lambda n: next(picks)))
     assert tried == [0.5, 0.2, 0.2]

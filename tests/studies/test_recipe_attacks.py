@@ -19,6 +19,7 @@ from fedveil.adversary.attacker_knowledge import Interception, interception_of
 from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
+from fedveil.run.resolve import opened
 from fedveil.run.run import run
 from fedveil.studies.reproduce import measurements, running_time
 from fedveil.studies.reproduce.measurements import MEASURES
@@ -87,7 +88,7 @@ def test_reconstructions_start_from_the_same_uploads(saved: tuple[Config, Path],
     by_command = intercepted()
     assert same(by_recipe, by_command)
     assert [i.upload.local.steps for i in by_recipe if i.upload.local] == [1, 1, 1]
-    assert torch.equal(torch.cat([i.x for i in by_recipe]), snapshot_of(config).federation.test[0][:3])
+    assert torch.equal(torch.cat([i.x for i in by_recipe]), snapshot_of(*opened(config)).federation.test[0][:3])
     assert recipe["mse"][0][1] == pytest.approx(sum(done.record["each"]["mse"]) / 3)
     assert recipe["mae"][0][1] == pytest.approx(sum(done.record["each"]["mae"]) / 3)
     assert done.files[0].name == "attack-idlg-knows-nothing-round-2-examples-test.json"
@@ -100,13 +101,13 @@ def test_clients_are_looked_for_among_the_same_uploads(saved: tuple[Config, Path
     own = ["attack.examples=all", "attack.targets=2", "attack.probes=5"]
     done = attack(path, "identification", AttackOptions(round=2, knows=()), overrides=own, out=tmp_path)
     assert same(by_recipe, intercepted())
-    assert [len(i.y) for i in by_recipe] == snapshot_of(config).federation.context.clients.sizes().tolist()
+    assert [len(i.y) for i in by_recipe] == snapshot_of(*opened(config)).federation.context.clients.sizes().tolist()
     assert recipe["matched"][0][1] == done.record["matched"]
 
 
 def test_the_saved_states_count(saved: tuple[Config, Path]) -> None:
     config, path = saved
-    snapshot = snapshot_of(config, path, last=True)
+    snapshot = snapshot_of(*opened(config), path, last=True)
     assert snapshot.progress.policies
     fresh = replace(snapshot, progress=replace(snapshot.progress, policies={}, privates={}))
     options = AttackOptions(knows=(), examples="all")
@@ -117,7 +118,7 @@ def test_the_saved_states_count(saved: tuple[Config, Path]) -> None:
 
 def test_a_copy_of_a_test_image_counts_as_a_whole_client(saved: tuple[Config, Path]) -> None:
     config, _ = saved
-    snapshot = snapshot_of(config).one_step()
+    snapshot = snapshot_of(*opened(config)).one_step()
     held = holders_of_test_images(snapshot, 6)
     assert [v.client for v in held] == [0, 1, 2, 3, 0, 1]
     assert holding(held[5], 4).sizes().tolist() == [0, snapshot.federation.setting.records, 0, 0]
@@ -169,7 +170,7 @@ def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch:
 
     def watched(kind: str, options: AttackOptions, config: Config) -> Any:
         assert (kind, options.settings["private"], options.settings["controls"]) == ("gan", 3, [1, 7])
-        snapshot, outcome = attacked(kind, options, config)
+        snapshot, outcome = attacked(kind, options, *opened(config))
         records.append(outcome.record)
         return snapshot, outcome
 

@@ -36,7 +36,7 @@ def spec() -> SearchSpec:
 def honest(spec: SearchSpec, out: Path, selection: Selection, chance: Chance, attempt: Attempt) -> None:
     """The house's search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "run_prepared", attempt)
+        patch.setattr(module, "train", attempt)
         module.private_search(spec, out, selection, chance)
 
 

@@ -25,6 +25,7 @@ from fedveil.methods.defence import Defence
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.resolve import data_spec, resolve
 from fedveil.training.params import FlatModel
 
 DEFENCES = {name for name, kind in METHODS.items() if issubclass(kind, Defence)}
@@ -113,7 +114,7 @@ def prepared(configuration: Config) -> Prepared:
     """The small digits dealt out, once for each way of dealing."""
     key = str(configuration.data)
     if key not in _PREPARED:
-        _PREPARED[key] = prepare(configuration, small_digits())
+        _PREPARED[key] = prepare(data_spec(configuration), small_digits())
     return _PREPARED[key]
 
 
@@ -122,13 +123,14 @@ def job(configuration: Config, folder: Path) -> Federation:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "ledger.sqlite").exists():
         Ledger.create(folder / "ledger.sqlite", "r", {}).close()
-    return federation(configuration, prepared(configuration), folder / "ledger.sqlite", "r")
+    data = prepared(configuration)
+    return federation(resolve(configuration, data.population), data, folder / "ledger.sqlite", "r")
 
 
 def rehearsed(configuration: Config) -> FlatModel:
     """The network of a configuration, once its rehearsal has passed."""
     data = prepared(configuration)
-    return rehearsed_model(configuration, data, calibrated_setting(configuration, data.population))
+    return rehearsed_model(resolve(configuration, data.population), data)
 
 
 def charged(folder: Path) -> list[Any]:

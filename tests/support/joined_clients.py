@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from fedveil.network.consent import Consent
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.joined_client import JoinedClient
-from fedveil.run.run import Result, run_prepared
+from fedveil.network.offers import offer_of
+from fedveil.run.resolve import resolve, resolve_here
+from fedveil.run.run import Result, train
 
 SIZES = (30, 50, 40)
 """Rows of the clients' tables."""
@@ -114,10 +117,12 @@ def served(
     lines: list[str] = []
 
     def consenting(run: str) -> Callable[[Federation], GridEngine]:
-        exchange = ConsentingClients(machines, run, config, lines.append, sleep)
+        exchange = ConsentingClients(machines, partial(offer_of, run, config=config), number, lines.append, sleep)
         return lambda job: GridEngine(job.context, run, exchange, again=exchange.again)
 
-    return run_prepared(config, public_part(config), out, clients=consenting, **more), lines
+    data, resumed = public_part(resolve(config)), out if more.get("resume") else None
+    number = data.population.clients
+    return train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more), lines
 
 
 THREE: dict[str, Any] = {

@@ -32,7 +32,8 @@ from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 
@@ -93,8 +94,8 @@ def job_of(config: Config, path: Path | None = None) -> Federation:
     """Everything of a run, with its ledger at `path`, or in memory and without a budget."""
     if path is not None:
         Ledger.create(path, "r", {}).close()
-        return federation(config, prepare(config), path, "r")
-    return with_door(federation(config, prepare(config), Path("ledger"), "r"), ledger=Book(), memory=NoiseMemory())
+        return federation(*opened(config), path, "r")
+    return with_door(federation(*opened(config), Path("ledger"), "r"), ledger=Book(), memory=NoiseMemory())
 
 
 def with_door(job: Federation, door: Any = None, **changes: Any) -> Federation:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from by_hand import Book
 from fedveil.accounting.types import Event, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
 from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.base import Fixed, Method, MethodConfig, Policy, Release, Setting, Summed, SumServer
+from fedveil.methods.base import Fixed, MethodConfig, Policy, Release, Setting, Summed, SumServer
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.method import Method
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.planner import Planner
 from fedveil.methods.trajectory import Trajectory
@@ -34,6 +34,7 @@ from fedveil.release.noise import Randomness
 from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.resolve import data_spec, resolve
 from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Plain, State
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
@@ -67,10 +68,10 @@ def planted(
         privacy={"epsilon": 8.0, "view": view, **(privacy or {})},
         data=dict(data or {}),
     )
-    prepared = _PREPARED[str(data)] = _PREPARED.get(str(data)) or prepare(config)
-    _, setting = calibrated_setting(config, prepared.population)
-    of: Method = method  # type: ignore[assignment]
-    job = federation(config, prepared, folder / "no-ledger", "planted", calibrated=(of, setting))
+    prepared = _PREPARED[str(data)] = _PREPARED.get(str(data)) or prepare(data_spec(config))
+    experiment, of = resolve(config, prepared.population), cast("Method", method)
+    experiment = replace(experiment, method=of, client=of.client(experiment.setting))
+    job = federation(experiment, prepared, folder / "no-ledger", "planted")
     return vary(job) if vary else job
 
 

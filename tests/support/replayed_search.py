@@ -17,8 +17,9 @@ from typing import Any
 
 from fedveil.accounting.chosen_run import Selection
 from fedveil.run.assembly import prepare
+from fedveil.run.resolve import data_spec, resolve_here
 from fedveil.run.result import Result
-from fedveil.run.run import run_prepared
+from fedveil.run.run import train
 from fedveil.studies.tune.private_data import SearchSpec
 from fedveil.studies.tune.private_search import BOOKED, Chance
 
@@ -41,7 +42,9 @@ class Kept:
     def of(cls, spec: SearchSpec, selection: Selection, place: Path) -> Kept:
         """A run of each setting."""
         configs = spec.candidates({"runs": selection.runs, "shape": selection.shape})
-        return cls(place, [run_prepared(config, prepare(config), place / str(i)) for i, config in enumerate(configs)])
+        ready = [(config, prepare(data_spec(config))) for config in configs]
+        made = [train(resolve_here(c, data.population), data, place / str(i)) for i, (c, data) in enumerate(ready)]
+        return cls(place, made)
 
     def handed_over(self, public: int, private: int, folder: Path) -> Result:
         """What is public of one run with what is private of another."""

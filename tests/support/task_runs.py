@@ -17,7 +17,8 @@ from fedveil.data.catalogue import IGNORED, Info, Targets
 from fedveil.data.dataset import Dataset
 from fedveil.federation.progress import Federation
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
+from fedveil.run.resolve import opened
 
 TASKS: dict[str, dict[str, Any]] = {
     "classification": {"name": "classification", "class_weights": [1.0, 2.0, 0.5]},
@@ -132,4 +133,4 @@ def assembled(config: Config, name: str, folder: Path) -> Federation:
     """The federation of a configuration on the data made up for a task, with its ledger in that folder."""
     folder.mkdir(parents=True)
     Ledger.create(folder / "ledger.sqlite", "r", {}).close()
-    return federation(config, prepare(config, made(name)), folder / "ledger.sqlite", "r")
+    return federation(*opened(config, made(name)), folder / "ledger.sqlite", "r")

@@ -23,6 +23,7 @@ from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import data_spec
 from fedveil.run.run import run
 from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.statement_json import to_dict
@@ -114,7 +115,7 @@ def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monke
 def test_cox_is_refused_at_record_level_with_the_reason() -> None:
     config = small("cox", level="record")
     with pytest.raises(ConfigError, match=r"'survival' is not a mean over examples: protect.*likelihood = 'hazards'"):
-        setting_of(config, prepare(config, made("cox")).population)
+        setting_of(config, prepare(data_spec(config), made("cox")).population)
 
 
 def test_cox_is_trained_one_client_at_a_time_where_clients_are_stacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +126,7 @@ def test_cox_is_trained_one_client_at_a_time_where_clients_are_stacked(tmp_path:
 @pytest.mark.parametrize("name", TASKS)
 def test_the_statement_lists_what_the_loss_takes_for_public(name: str) -> None:
     config = small(name)
-    setting = setting_of(config, prepare(config, made(name)).population)
+    setting = setting_of(config, prepare(data_spec(config), made(name)).population)
     method = method_of(config)
     statement = certify(method, method.calibrate(setting))
     lines = [a.what for a in statement.assumptions if "constants of the loss are public" in a.what]

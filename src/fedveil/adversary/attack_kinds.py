@@ -14,12 +14,14 @@ from fedveil.adversary.gan_attack import curious_client
 from fedveil.adversary.model_attacks import attribute, extraction
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
-from fedveil.configuration.config import Config, override
+from fedveil.configuration.config import override
 from fedveil.configuration.config_files import with_model
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError, unknown
-from fedveil.run.assembly import Prepared, prepare
-from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
+from fedveil.run.assembly import Prepared
+from fedveil.run.data_card import NOTHING, HandedOver, reopened
+from fedveil.run.experiment import Experiment
+from fedveil.run.resolve import opened
 from fedveil.tasks.classification import Classification
 from fedveil.training.cores import process_state
 
@@ -107,8 +109,8 @@ def attack(
     config, run = target_of(target, rest)
     if handed_over.model is not None:
         config = with_model(config, handed_over.model)
-    prepared = prepare(config, handed_over.data, handed_over.partition) if run is None else prepared_again(run, handed_over)[1]
-    snapshot, outcome = attacked(kind, options, config, run, on_progress=on_progress, prepared=prepared)
+    experiment, prepared = opened(config, handed_over.data, handed_over.partition) if run is None else reopened(run, handed_over)
+    snapshot, outcome = attacked(kind, options, experiment, prepared, run, on_progress=on_progress)
     record = record_of(kind, target, snapshot, options, outcome, chosen.place == "first", "knows" in chosen.takes)
     folder = Path(out) if out is not None else (target if target.is_dir() else Path("runs") / f"attacks-{target.stem}")
     return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
@@ -118,18 +120,17 @@ def attack(
 def attacked(
     kind: str,
     options: AttackOptions,
-    config: Config,
+    experiment: Experiment,
+    prepared: Prepared,
     run: Path | None = None,
     *,
     last: bool | None = None,
     on_progress: OnProgress = silent,
-    prepared: Prepared | None = None,
 ) -> tuple[Snapshot, AttackOutcome]:
-    """Attack a configuration, or a run of it with the states that it saved, and write nothing.
+    """Attack an experiment, or a run of it with the states that it saved, and write nothing.
 
     Args:
         last: whether the place is after the last round where the options give no round; by default what the kind says.
-        prepared: the data, if they are at hand or are not those that the configuration makes.
 
     Raises:
         ConfigError: as `attack`.
@@ -138,13 +139,13 @@ def attacked(
     round = 0 if chosen.place == "watched" else options.round
     at_the_end = chosen.place == "last" if last is None else last
     snapshot = snapshot_of(
-        config,
+        experiment,
+        prepared,
         run,
         round=round,
         last=at_the_end,
         seed=options.seed,
         on_round=lambda t, n: on_progress(t, n, "training"),
-        prepared=prepared,
     )
     _need_plain_classes(kind, snapshot)
     if options.examples == "test" and chosen.place == "first":

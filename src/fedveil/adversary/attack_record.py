@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedveil.adversary.attack_options import KNOWS, AttackOptions, AttackOutcome
 from fedveil.attacks.pictures import save_comparison
@@ -15,6 +15,8 @@ from fedveil.run import run_directory as rundir
 
 if TYPE_CHECKING:
     from fedveil.adversary.snapshot import Snapshot
+    from fedveil.methods.base import MethodConfig
+    from fedveil.methods.method import Method
 
 _FAILED = "a failed attack is no evidence of an epsilon"
 
@@ -28,16 +30,16 @@ def record_of(
         during: whether a round is attacked, not the model after it. knows: whether the kind takes what the attacker knows.
     """
     assumptions = [_attacked(snapshot, options, during), *_known(options, knows), *outcome.assumptions, _FAILED]
-    s, config = snapshot.federation.setting, snapshot.config
+    s, experiment = snapshot.federation.setting, snapshot.experiment
     return {
         "kind": kind,
         "target": str(target),
         "figures": dict(outcome.figures),
         "assumptions": assumptions,
         "attacked": {
-            "method": "none (raw updates)" if options.defence == "none" else given_keys(config.method),
+            "method": "none (raw updates)" if options.defence == "none" else _given(experiment.method),
             "data": snapshot.info.name,
-            "model": config.model.section(),
+            "model": experiment.network.section(),
             "dimension": snapshot.layout.dimension,
             "round": snapshot.progress.round,
             "view": str(s.scope.view),
@@ -46,7 +48,7 @@ def record_of(
             "epsilon": s.epsilon,
             "noise_multiplier": s.noise_multiplier,
             "delta": s.delta,
-            "run_seed": config.run.seed,
+            "run_seed": experiment.seed,
         },
         "options": asdict(options),
         **outcome.record,
@@ -54,13 +56,18 @@ def record_of(
 
 
 def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
-    s, method, t = snapshot.federation.setting, snapshot.config.method, snapshot.progress.round
+    s, method, t = snapshot.federation.setting, snapshot.experiment.method, snapshot.progress.round
     where = f"in round {t}" if during else f"after {t} rounds"
     if options.defence == "none":
-        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.config.model.name}, {where}"
-    variant = ", published" if given_keys(method).get("variant") == "published" else ""
+        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.experiment.network.name}, {where}"
+    variant = ", published" if _given(method).get("variant") == "published" else ""
     noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
     return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
+
+
+def _given(method: Method) -> dict[str, Any]:
+    """Return the method's name and the options that were given."""
+    return given_keys(cast("MethodConfig", method))
 
 
 def _known(options: AttackOptions, knows: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Client canaries in the run that a configuration describes."""
+"""Client canaries in a run of an experiment."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fedveil.audit.canary_clients import run_with_canaries
 from fedveil.engines.select_engine import engine
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
     from fedveil.federation.engine import Engine
     from fedveil.federation.round import Context
     from fedveil.run.assembly import Prepared
+    from fedveil.run.experiment import Experiment
 
 
 def audit_canaries(
-    config: Config, canaries: int, on_step: Callable[[str], None] | None = None, prepared: Prepared | None = None
+    experiment: Experiment, prepared: Prepared, canaries: int, on_step: Callable[[str], None] | None = None
 ) -> list[Audit]:
-    """Train the configuration once with that many of its clients as canaries: estimates for the final and the aggregate view.
+    """Train the experiment once with that many of its clients as canaries: estimates for the final and the aggregate view.
 
     Args:
         canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
-        on_step: called after each round. prepared: the data, if they are not those that the configuration makes.
+        on_step: called after each round.
 
     Raises:
         ConfigError: see `run_with_canaries`.
     """
-    job, _ = uncharged(config, config.run.seed, prepared)
+    job = uncharged(experiment, prepared, experiment.seed)
     rounds, delta = job.setting.rounds, job.setting.delta
 
     def make(context: Context) -> Engine:
-        return engine(config.run.engine, context, config.training.client_timeout)
+        return engine(experiment.engine.name, context, experiment.engine.timeout)
 
     def on_round(round: int) -> None:
         if on_step is not None:
             on_step(f"{canaries} canary clients, round {round} of {rounds}")
 
-    return run_with_canaries(job, make, canaries, np.random.default_rng(config.run.seed), on_round).audits(delta)
+    return run_with_canaries(job, make, canaries, np.random.default_rng(experiment.seed), on_round).audits(delta)

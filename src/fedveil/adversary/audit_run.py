@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,8 @@ from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.methods.defence import Defence
 from fedveil.methods.run_cost import releases_to
-from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
+from fedveil.run.data_card import NOTHING, HandedOver, reopened
+from fedveil.run.resolve import opened, resolve
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.run.assembly import Prepared
+    from fedveil.run.experiment import Experiment
     from fedveil.statement.statement import Statement
 
 ROUNDS = 10
@@ -47,25 +49,32 @@ Step = Callable[[str], None]
 
 @process_state()
 def audit(
-    config: Config,
-    *,
-    n: int = 1000,
-    confidence: float = 0.95,
-    canaries: int = 0,
-    on_step: Step | None = None,
-    prepared: Prepared | None = None,
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> list[Audit]:
-    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data.
+    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    if canaries:
+        return _audited(*opened(config), Audits(n, confidence, canaries), on_step)
+    return _audited(resolve(config), None, Audits(n, confidence), on_step)
 
-    Args:
-        prepared: the data, if they are not those that the configuration makes.
-    """
+
+@dataclass(frozen=True)
+class Audits:
+    """How much is audited: releases or runs per world, the confidence of all bounds together, canary clients in one run more."""
+
+    n: int = 1000
+    confidence: float = 0.95
+    canaries: int = 0
+
+
+def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on_step: Step | None) -> list[Audit]:
     from fedveil.adversary.audit_canaries import audit_canaries
-    from fedveil.configuration.public_setting import calibrated_setting
 
-    estimates = audit_canaries(config, canaries, on_step, prepared) if canaries else []
-    method, setting = calibrated_setting(config, None if prepared is None else prepared.population)
-    return [*audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step), *estimates]
+    estimates = audit_canaries(experiment, prepared, much.canaries, on_step) if prepared is not None and much.canaries else []
+    method, setting, seed = experiment.method, experiment.setting, experiment.seed
+    return [
+        *audit_setting(method, setting, n=much.n, confidence=much.confidence, seed=seed, on_step=on_step),
+        *estimates,
+    ]
 
 
 @process_state()
@@ -172,9 +181,8 @@ def audit_config(
     config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> Statement:
     """The statement of a configuration with its audits in it; nothing is trained on its data."""
-    from fedveil.statement.certify import certify_config
-
-    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
+    experiment, prepared = opened(config) if canaries else (resolve(config), None)
+    return experiment.statement.with_audits(_audited(experiment, prepared, Audits(n, confidence, canaries), on_step))
 
 
 @process_state()
@@ -206,10 +214,11 @@ def audit_run(
 
     refuse_earlier(run)
     before = read_statement(run)
-    config, prepared = load_recorded(run), None
+    config = load_recorded(run)
     if canaries or config.data.handed_over or handed_over.names:
-        config, prepared = prepared_again(run, handed_over)
-    found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step, prepared=prepared)
+        found = _audited(*reopened(run, handed_over), Audits(n, confidence, canaries), on_step)
+    else:
+        found = audit(config, n=n, confidence=confidence, on_step=on_step)
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)

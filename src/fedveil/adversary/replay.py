@@ -9,6 +9,7 @@ Source: the idea of an adversarial record and replay of a differentially private
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,11 @@ from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, SENSITIV
 from fedveil.adversary.replay_notes import Note, difference
 from fedveil.adversary.replay_records import ROWS
 from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, SCORE, STATES, Fresh, World, play
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.run_cost import releases_to
-from fedveil.run.assembly import federation, prepare
+from fedveil.run.assembly import federation
 from fedveil.run.data_card import NOTHING, HandedOver
+from fedveil.run.resolve import opened
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -115,12 +116,11 @@ def replay(
     Raises:
         ConfigError: a configuration that promises nothing, or whose first release is refused.
     """
-    config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
-    prepared = prepare(config, handed_over.data, handed_over.partition)
-    calibrated = calibrated_setting(config, prepared.population)
+    experiment, prepared = opened(config, handed_over.data, handed_over.partition)
+    experiment = dataclasses.replace(experiment, seeded_noise=True)
 
     def fresh(folder: Path) -> Federation:
-        return federation(config, prepared, folder / "no-ledger", "replay", calibrated=calibrated)
+        return federation(experiment, prepared, folder / "no-ledger", "replay")
 
     return replay_federation(fresh, rounds=rounds, engine=engine, on_world=on_world)
 

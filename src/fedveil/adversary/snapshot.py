@@ -15,7 +15,6 @@ import torch
 
 from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.simulate import split
-from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
@@ -29,14 +28,17 @@ from fedveil.methods.base import Fixed
 from fedveil.methods.planner import Planner
 from fedveil.release.noise import Randomness
 from fedveil.release.release_row import NullLedger
-from fedveil.run.assembly import Prepared, build_model, federation, prepare
+from fedveil.run.assembly import Prepared, federation
+from fedveil.run.experiment import Experiment
 from fedveil.run.resume import identity, run_id_of
 from fedveil.training.local import Plain
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fedveil.configuration.config import Config
     from fedveil.data.catalogue import Info
+    from fedveil.run.experiment import EngineSpec
     from fedveil.training.params import Layout
 
 OnRound = Callable[[int, int], None]
@@ -46,7 +48,7 @@ OnRound = Callable[[int, int], None]
 class Snapshot:
     """A federation at the beginning of round `progress.round`, and what is public about it."""
 
-    config: Config
+    experiment: Experiment
     prepared: Prepared
     federation: Federation
     progress: Progress
@@ -88,19 +90,13 @@ class Snapshot:
 
     def make_model(self, seed: int | None = None) -> nn.Module:
         """A fresh network of the run, or the same network initialised from another seed."""
-        config = self.config
-        if seed is not None:
-            network = replace(config.model, recorded=None)  # what is recorded comes from the run's own seed
-            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed}), "model": network})
-        return build_model(config, self.prepared).module
+        return self.experiment.template(seed).module
 
     def one_step(self) -> Snapshot:
         """The same place and noise, where a client takes one step on one example, and the method plans for that."""
-        training = self.config.training.model_copy(update={"local_steps": 1, "batch_size": 1})
-        config = self.config.model_copy(update={"training": training})
-        door = self.federation.context.door
-        job = _with_door(_uncharged(config, self.prepared, door.randomness), memory=door.memory)
-        return replace(self, config=config, federation=job)
+        experiment, door = self.experiment.with_steps(1, batch_size=1), self.federation.context.door
+        job = _with_door(_uncharged(experiment, self.prepared, door.randomness), memory=door.memory)
+        return replace(self, experiment=experiment, federation=job)
 
     @property
     def model(self) -> tuple[ModelFn, dict[str, Tensor]]:
@@ -132,42 +128,41 @@ def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | No
 
 
 def snapshot_of(
-    config: Config,
+    experiment: Experiment,
+    prepared: Prepared,
     run: Path | None = None,
     *,
     round: int | None = None,
     last: bool = False,
     seed: int = 0,
     on_round: OnRound | None = None,
-    prepared: Prepared | None = None,
 ) -> Snapshot:
-    """A configuration trained up to a round, or a run of it, whose saved models and states are only read.
+    """An experiment trained up to a round, or a run of it, whose saved models and states are only read.
 
     Args:
         round: 0, the first, unless it is given. A run keeps its beginning and its end only: 0 or its number of finished rounds.
         last: by default the model after the last round instead. seed: of everything random in the attack.
-        prepared: the data, if they are at hand or are not those that the configuration makes.
 
     Raises:
         ConfigError: a round that there is not.
     """
-    job, prepared = uncharged(config, seed, prepared)
+    job = uncharged(experiment, prepared, seed)
     begin = round == 0 or (round is None and not last)
     if begin:
         progress = start(job)
     elif run is None:
-        progress = _trained(config, job, job.setting.rounds if round is None else round, on_round)
+        progress = _trained(experiment.engine, job, job.setting.rounds if round is None else round, on_round)
     else:
-        progress = _saved(run, identity(run_id_of(run), prepared, config.code), round)
+        progress = _saved(run, identity(run_id_of(run), prepared, experiment.code), round)
         job = _with_door(job, memory=NoiseMemory(run / STATE_FILE).copied())
-    return Snapshot(config, prepared, job, progress)
+    return Snapshot(experiment, prepared, job, progress)
 
 
-def _trained(config: Config, job: Federation, until: int, on_round: OnRound | None) -> Progress:
+def _trained(spec: EngineSpec, job: Federation, until: int, on_round: OnRound | None) -> Progress:
     progress = start(job)
     if until > job.setting.rounds:
         raise ConfigError(f"--round {until}: the configuration has {job.setting.rounds} rounds; give 0 to {job.setting.rounds}")
-    with engine(config.run.engine, job.context, config.training.client_timeout) as workers:
+    with engine(spec.name, job.context, spec.timeout) as workers:
         while progress.round < until:
             one_round(job, workers, progress)
             if on_round is not None:
@@ -183,16 +178,15 @@ def _saved(run: Path, identity: dict[str, Any], round: int | None) -> Progress:
     return progress
 
 
-def uncharged(config: Config, seed: int, prepared: Prepared | None = None) -> tuple[Federation, Prepared]:
-    """The configured federation with its noise from the attack's seed and a door that charges nobody."""
-    prepared = prepared or prepare(config)
-    randomness = Randomness(Randomness(config.run.seed).derive("attack", seed), seeded_noise=True)
-    return _uncharged(config, prepared, randomness), prepared
+def uncharged(experiment: Experiment, prepared: Prepared, seed: int) -> Federation:
+    """The federation with its noise from the attack's seed and a door that charges nobody."""
+    randomness = Randomness(Randomness(experiment.seed).derive("attack", seed), seeded_noise=True)
+    return _uncharged(experiment, prepared, randomness)
 
 
-def _uncharged(config: Config, prepared: Prepared, randomness: Randomness) -> Federation:
+def _uncharged(experiment: Experiment, prepared: Prepared, randomness: Randomness) -> Federation:
     """On the CPU, wherever the run was trained: an attack looks at few clients, and a snapshot holds plain tensors."""
-    job = federation(config, prepared, Path("no-ledger"), "attack")
+    job = federation(experiment, prepared, Path("no-ledger"), "attack")
     job = _with_door(job, ledger=NullLedger(), randomness=randomness, memory=NoiseMemory())
     return replace(job, context=replace(job.context, randomness=randomness))
 

@@ -259,7 +259,7 @@ def _trained(path: Path, config: Config, info: Info) -> nn.Module:
     file = path / "model.safetensors"
     if not file.is_file():
         raise ConfigError(f"{path} has no model.safetensors: the run did not end; continue it with resume=True")
-    module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
+    module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config.run.seed))
     wrong = module.load_state_dict(load_file(file), strict=False)  # of a network with frozen parts, the rest is saved alone
     if wrong.unexpected_keys:
         raise ConfigError(

@@ -74,8 +74,9 @@ def data_plot(
     from fedveil.data.dataset import strata
     from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare
+    from fedveil.run.resolve import data_spec
 
-    ready = prepare(configuration(config, None, overrides, trust_plugins))
+    ready = prepare(data_spec(configuration(config, None, overrides, trust_plugins)))
     info = ready.dataset.info
     plot_partition(ready.partition, strata(info, ready.dataset.y_train), info.strata, out)
     typer.echo(f"partition plot: {out}")

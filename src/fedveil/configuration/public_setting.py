@@ -63,15 +63,15 @@ def task_of(config: Config) -> Task:
     return task_from(given_keys(config.task)) if isinstance(config.task, PluginTask) else config.task
 
 
-def require_handed_over(config: Config, data: object = None, partition: object = None) -> None:
-    """Refuse a configuration whose data or partition a program handed over, unless they are handed over again.
+def require_handed_over(section: DataSection, data: object = None, partition: object = None) -> None:
+    """Refuse a section whose data or partition a program handed over, unless they are handed over again.
 
     Raises:
         ConfigError: they are not.
     """
     now = {"data": data, "partition": partition}
-    missing = [name for name in config.data.handed_over if now[name] is None]
-    if missing and config.data.name == FLOWER_APP:
+    missing = [name for name in section.handed_over if now[name] is None]
+    if missing and section.name == FLOWER_APP:
         raise ConfigError(
             f"data.name = {FLOWER_APP!r}: a run of a Flower app (CentralDP), of which fedveil has neither the clients' data nor "
             f"their training, and this needs both: take a configuration with its sections method, training and privacy, and data "
@@ -80,7 +80,7 @@ def require_handed_over(config: Config, data: object = None, partition: object =
     if missing:
         arguments = ", ".join(f"{name}=..." for name in missing)
         raise ConfigError(
-            f"data.handed_over = {list(config.data.handed_over)}: a program handed the {' and the '.join(missing)} of this run "
+            f"data.handed_over = {list(section.handed_over)}: a program handed the {' and the '.join(missing)} of this run "
             f"over, and its configuration does not make them: hand them over again in Python, as in fv.train(config, {arguments})"
         )
 
@@ -98,17 +98,17 @@ class Population:
     records: int
 
 
-def by_own_clients(config: Config, dataset: Dataset) -> Config:
-    """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
+def by_own_clients(section: DataSection, dataset: Dataset) -> DataSection:
+    """Return the section with user-defined data partitioned by the clients that they name, where no partition is configured."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"data is a {type(dataset).__name__}: make a data set of it first, with fv.from_frame, fv.from_arrays, "
             f"fv.from_torch or fv.from_huggingface"
         )
     own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
-    if not own or "partition" in config.data.model_fields_set:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
+    if not own or "partition" in section.model_fields_set:
+        return section
+    return section.model_copy(update={"partition": {"kind": "users"}})
 
 
 def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unknown: bool = True) -> Population:
@@ -122,15 +122,15 @@ def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unkn
         ConfigError: as `method_of` and `require_handed_over`, or with `refuse_unknown`.
     """
     method_of(config)  # its plugins may bring the data set
-    require_handed_over(config, dataset)
-    config, source = config if dataset is None else by_own_clients(config, dataset), config.data.source
-    options = checked_options(config.data.partition)
+    require_handed_over(config.data, dataset)
+    section = config.data if dataset is None else by_own_clients(config.data, dataset)
+    source, options = section.source, checked_options(section.partition)
     if dataset is not None:
         named = [who for who in (dataset.users_train, dataset.users_test) if who is not None]
         users = len(np.unique(np.concatenate(named))) if named else 0
         data = replace(dataset.info, train_size=len(dataset.x_train), test_size=len(dataset.x_test), users=users)
     else:
-        data = info(config.data.name) if source is None else source.info(config.data.name)
+        data = info(section.name) if source is None else source.info(section.name)
     pooled = source is None if dataset is None else dataset.users_test is not None
     sized = dataset is not None or source is not None or data.train_size > 0
     clients = int(getattr(options, "clients", None) or (data.users if sized else 0))
@@ -145,8 +145,8 @@ def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unkn
             "data.partition.examples_per_client: ladp-1 without it takes as many as the labels of the data allow, so what noise "
             "DP-SGD needs is not known before the data are loaded: give it, or read the statement of the run"
         )
-    records = _examples_each(config.data, options, data, pooled=pooled)
-    features = feature_map(config.data, config.public)
+    records = _examples_each(section, options, data, pooled=pooled)
+    features = feature_map(section, config.public)
     return Population(data if features is None else features.info(data), clients, records)
 
 
@@ -260,11 +260,11 @@ def local_spec(config: Config) -> LocalSpec:
     return LocalSpec(*given, loop=loop)
 
 
-def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
-    """Method and setting with the noise known, once nothing in the configuration alone stands in the way of a run.
+def configured_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
+    """Return method and setting before the noise is calibrated, with an engine and a view that fit them.
 
     Raises:
-        ConfigError: what does, and the key to change.
+        ConfigError: what stands in the way of a run, and the key to change.
     """
     check_engine(config.run.engine, config.training.client_timeout)
     method, s = method_of(config), setting_of(config, population)
@@ -273,14 +273,32 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
             f"privacy.max_participations = {s.max_participations} counts the uploads of single clients, so it needs "
             f"privacy.view = 'server'; in the {s.scope.view} view every round's sum is charged to all clients: leave it out"
         )
-    s = method.calibrate(s)
+    return method, s
+
+
+def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
+    """Method and setting with the noise known, once nothing in the configuration alone stands in the way of a run.
+
+    Raises:
+        ConfigError: as `configured_setting`.
+    """
+    method, s = configured_setting(config, population)
+    return method, calibrated(config, method, s)[0]
+
+
+def calibrated(config: Config, method: Method, configured: Setting) -> tuple[Setting, Client]:
+    """Return the setting with the noise known, and local training.
+
+    Raises:
+        ConfigError: no noise reaches the target, or the method has no meaning for an option of training.
+    """
+    s = method.calibrate(configured)
     if s.server.relative_to_clip and (s.example_clip is not None or method.clip_norm(s) is None):
         raise ConfigError(
             f"training.server_optimizer.relative_to_clip = true divides by the clip of whole updates, and {method.name} has none "
             f"here: leave it out"
         )
-    objective_of(config, method, s)
-    return method, s
+    return s, objective_of(config, method, s)
 
 
 def objective_of(config: Config, method: Method, s: Setting) -> Client:
@@ -313,7 +331,7 @@ def described(config: Config, data: Info) -> Config:
     if network.plain or network.recorded is not None:
         return config
     method_of(config)  # its plugins may bring the model
-    found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config))
+    found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config.run.seed))
     return config.model_copy(update={"model": replace(network, recorded=found)})
 
 
@@ -325,8 +343,8 @@ def _divided_by(config: Config) -> str:
     return "" if kind == "iid" else f"data.partition.kind = '{kind}'"
 
 
-def model_seed(config: Config) -> int:
-    """The seed of the initial model."""
+def model_seed(seed: int) -> int:
+    """Return the seed of the initial model of a run with that seed."""
     from fedveil.release.noise import Randomness
 
-    return Randomness(config.run.seed).derive("model")
+    return Randomness(seed).derive("model")

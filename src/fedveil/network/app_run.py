@@ -19,7 +19,7 @@ import tomli_w
 import fedveil.run.run_directory as rundir
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.network import HANDED_OVER
-from fedveil.configuration.public_setting import FLOWER_APP, Population, method_of, setting_of
+from fedveil.configuration.public_setting import FLOWER_APP, Population
 from fedveil.data.catalogue import Info
 from fedveil.federation.history import Columns, hidden
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
@@ -32,10 +32,9 @@ from fedveil.run.assembly import budgets, new_run_id
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import CARD, FORMAT, new_salt
 from fedveil.run.history_files import append_history
+from fedveil.run.resolve import resolve
 from fedveil.run.shared_budget import check_plan, shared_budget
 from fedveil.run.spending import EpsilonSpent
-from fedveil.statement.certify import certify
-from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -77,12 +76,6 @@ def matching_configuration(
     return parse({"data": data, "model": model, **{name: dict(section) for name, section in sections.items()}})
 
 
-def public_setting(config: Config, clients: int) -> tuple[Method, Setting]:
-    """Method and setting with the noise known."""
-    method = method_of(config)
-    return method, method.calibrate(setting_of(config, Population(DATA, clients, 0)))
-
-
 @dataclass
 class AppRun:
     """A run directory that is being written.
@@ -112,17 +105,14 @@ class AppRun:
             ConfigError: there is something at `path`, or the numbers make no sense (delta >= 1 / clients, for one).
         BudgetExhausted: what is planned does not fit into the budget that it shares with others.
         """
-        method, setting = public_setting(config, clients)
-        seeded, statistics = config.run.seeded_noise, config.model.keeps_statistics
-        known = public_values(config, DATA)
-        beside = beside_the_releases(config)
-        statement = certify(method, setting, seeded_noise=seeded, batch_norm=statistics, public=known, beside=beside)
-        run, shared = new_run_id(), shared_budget(config, setting)
+        experiment = resolve(config, Population(DATA, clients, 0))
+        method, setting, statement = experiment.method, experiment.setting, experiment.statement
+        run, shared = new_run_id(), shared_budget(experiment)
         if shared is not None:
-            check_plan(shared, method, setting, run)
+            check_plan(shared, experiment, run)
         rundir.create(path)
         rundir.write_versions(path / "versions.json")
-        rundir.write_text(path / "config.toml", _written(config))
+        rundir.write_text(path / "config.toml", _written(experiment.written))
         rundir.write_json(path / "statement.json", to_dict(statement))
         rundir.write_text(path / "statement.md", to_markdown(statement))
         new_salt(path)
@@ -130,9 +120,9 @@ class AppRun:
         rundir.write_text(path / "flower.md", page)
         Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
         population = None if shared is None else shared.ledger(run)
-        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), seeded, population=population)
-        rate, most = setting.rate if setting.amplified else None, config.training.max_update_norm
-        randomness = Randomness(config.run.seed, seeded)
+        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), experiment.seeded_noise, population=population)
+        rate, most = setting.rate if setting.amplified else None, experiment.max_update_norm
+        randomness = Randomness(experiment.seed, experiment.seeded_noise)
         door = Door(setting.layout, setting.scope, run, ledger, randomness, rate=rate, max_norm=most)
         clip = method.clip_norm(setting)
         assert clip is not None
@@ -198,9 +188,9 @@ class AppRun:
         return self.door.admits(self.plan, AGGREGATE, round)
 
 
-def _written(config: Config) -> str:
+def _written(config: Mapping[str, Any]) -> str:
     """The keys that are known; local training is left out, since defaults would say something untrue of it."""
-    whole = rundir.present(config.resolved())
+    whole = rundir.present(config)
     training = {
         key: whole["training"][key] for key in ("rounds", "clients_per_round", "sampling", "local") if key in whole["training"]
     }

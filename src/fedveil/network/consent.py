@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
-from fedveil.configuration.public_setting import calibrated_setting, layout_of, population_of
+from fedveil.configuration.public_setting import layout_of, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
@@ -29,12 +29,13 @@ from fedveil.methods.parts import Schedule
 from fedveil.methods.run_cost import noise_of
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
-from fedveil.statement.certify import certify_config
+from fedveil.run.resolve import resolve
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
+    from fedveil.run.experiment import Experiment
     from fedveil.statement.statement import Statement
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -133,12 +134,21 @@ class Consent(_Section):
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that was accepted, as the client itself sees it."""
+    """A run that was accepted, as the client itself resolved it."""
 
-    config: Config
-    method: Method
-    setting: Setting
-    statement: Statement
+    experiment: Experiment
+
+    @property
+    def method(self) -> Method:
+        return self.experiment.method
+
+    @property
+    def setting(self) -> Setting:
+        return self.experiment.setting
+
+    @property
+    def statement(self) -> Statement:
+        return self.experiment.statement
 
 
 def read_consent_file(path: Path) -> Consent:
@@ -203,10 +213,10 @@ def judged(consent: Consent, config: Config) -> Judged:
         raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {caps}")
     if config.run.seeded_noise and not consent.seeded_noise:
         raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
-    statement = certify_config(config)
+    experiment = resolve(config)
+    statement, setting = experiment.statement, experiment.setting
     if not math.isfinite(statement.proven.epsilon):
         raise ConsentRefused(f"nothing is proven of this run ({statement.proven.reason or 'epsilon is infinite'})")
-    method, setting = calibrated_setting(config, population_of(config))
     cap = consent.lifetime[scope.view]
     if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
         raise ConsentRefused(
@@ -215,11 +225,11 @@ def judged(consent: Consent, config: Config) -> Judged:
         )
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
-    release = method.release(setting)
+    release = experiment.method.release(setting)
     if consent.least_noise and isinstance(release, Schedule) and not setting.groups:
         for t in range(setting.rounds):
             require_noise(consent, setting, release.plan(setting, t))
-    return Judged(config, method, setting, statement)
+    return Judged(experiment)
 
 
 def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from fedveil.configuration.public_setting import population_of
 from fedveil.flower.grid_engine import GONE
 from fedveil.flower.wire_format import WireError
-from fedveil.network.offers import ONLY_LOOKS, offer_bytes, offer_of, read_consent
+from fedveil.network.offers import ONLY_LOOKS, offer_bytes, read_consent
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
+    from fedveil.network.offers import Offer
 
 
 class Reach(Protocol):
@@ -48,13 +47,13 @@ class ConsentingClients:
     it does not ask, and until somebody answers where there are none.
 
     Args:
-        reach: how those who are online are reached. run, config: what is offered.
+        reach: how those who are online are reached. offered: makes the offer to a client. clients: how many the run has.
         tell: called with a line for each thing that happens. sleep: called with the seconds between two looks at who is there.
     """
 
     reach: Reach
-    run: str
-    config: Config
+    offered: Callable[[int], Offer]
+    clients: int
     tell: Callable[[str], None]
     sleep: Callable[[float], None] = time.sleep
     refused: dict[int, str] = field(default_factory=dict)
@@ -78,7 +77,7 @@ class ConsentingClients:
         Args:
             tries: how often they were asked before.
         """
-        others = set(range(population_of(self.config).clients)) - clients
+        others = set(range(self.clients)) - clients
         if tries:
             self.offer(self._open(others))
             if others & self.consented & set(self.reach.online):
@@ -119,7 +118,7 @@ class ConsentingClients:
 
     def offer(self, clients: set[int]) -> None:
         """Offer the run to clients that have not consented."""
-        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & set(self.reach.online))}
+        offers = {c: self.offered(c) for c in sorted(clients & set(self.reach.online))}
         for client, answer in self.reach.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
             if isinstance(answer, str):
                 if self.unanswered.get(client) != answer:

@@ -21,7 +21,6 @@ import fedveil.run.run_directory as rundir
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Gaussian, Unbounded
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting, population_of
 from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError
 from fedveil.ledger.filters import best_order
@@ -34,9 +33,9 @@ from fedveil.network.offers import offer_of
 from fedveil.network.programs import ends_with_parent, free_port
 from fedveil.network.serve import Serving, serve
 from fedveil.run.assembly import planned_charges
+from fedveil.run.resolve import resolve
 from fedveil.run.run_lock import claimed
 from fedveil.run.shared_budget import affordable
-from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Record
@@ -56,9 +55,10 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
         ConfigError, LedgerError, BudgetExhausted: several machines cannot do this run, or privacy.budget has no room for it; no
             process was started. FedveilError: as `serve`.
     """
-    clients = population_of(config).clients
-    public_part(config)
-    affordable(config, *calibrated_setting(config), "demo")
+    experiment = resolve(config)
+    clients = experiment.population.clients
+    public_part(experiment)
+    affordable(experiment, "demo")
     consents = [consent_to(config, number) for number in range(clients)]
     with _machines(out) as folder:
         network = make_network(folder / "server", "127.0.0.1", free_port())
@@ -121,10 +121,10 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
         ConfigError: no client can consent to it.
     """
     offered = offer_of("demo", number, config).parsed()
-    method, setting = calibrated_setting(config)
+    experiment = resolve(config)
+    method, setting, proven = experiment.method, experiment.setting, experiment.statement.proven
     if setting.cohort > setting.clients:
         raise ConfigError(f"training.clients_per_round = {setting.cohort} is more than the {setting.clients} clients")
-    proven = certify_config(config).proven
     if not math.isfinite(proven.epsilon):
         raise ConfigError(
             f"nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), and clients on machines of their own "

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedveil.configuration.input_features import feature_map
-from fedveil.configuration.public_setting import method_of, population_of
 from fedveil.data.dataset import Dataset, standardise
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
@@ -24,11 +22,11 @@ from fedveil.run.assembly import Prepared, prepare
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.configuration.config import Config
     from fedveil.data.catalogue import Info
+    from fedveil.run.experiment import DataSpec, Experiment
 
 
-def public_part(config: Config) -> Prepared:
+def public_part(experiment: Experiment) -> Prepared:
     """What the server has: the public test set, and no example of any client. All numbers come from the configuration.
 
     Of `data.source` the test file alone is opened.
@@ -37,30 +35,31 @@ def public_part(config: Config) -> Prepared:
         ConfigError: there is no public test set, something public would be taken from the clients' examples, or clients would
             weigh by how many these are.
     """
-    if weighting_of(method := method_of(config)) == "examples":
+    spec, method = experiment.data, experiment.method
+    if weighting_of(method) == "examples":
         raise ConfigError(
             f"method.weighting: {method.name} weighs clients by their examples here, and over several machines the server does "
             f"not know how many these are: choose a method, or a variant, that weighs all clients the same"
         )
-    if config.data.public_fraction:
+    if spec.section.public_fraction:
         raise ConfigError(
-            f"data.public_fraction = {config.data.public_fraction:g} takes examples of the training set, and over several "
+            f"data.public_fraction = {spec.section.public_fraction:g} takes examples of the training set, and over several "
             f"machines nobody has that: leave it out"
         )
-    if config.data.source is None:
-        dataset = load(config.data.name, config.data.data_dir, config.data.download)
-        if (features := feature_map(config.data, config.public)) is not None:
+    if spec.section.source is None:
+        dataset = load(spec.section.name, spec.section.data_dir, spec.section.download)
+        if (features := spec.features) is not None:
             dataset = features.of(dataset)
     else:
-        test = _table(config).test_file
+        test = _table(spec).test_file
         if test is None:
             raise ConfigError("data.source.test_file: missing; over several machines the server has a public one of its own")
-        dataset = _only(config, test)
-    return _prepared(config, dataset, {})
+        dataset = _only(spec, test)
+    return _prepared(experiment, dataset, {})
 
 
 def own_part(
-    config: Config, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
+    experiment: Experiment, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
 ) -> Prepared:
     """What one client has: its own examples, as those of client number `client`, and nobody else's.
 
@@ -72,35 +71,36 @@ def own_part(
     Raises:
         ConfigError, DataError: there are no such data.
     """
+    spec = experiment.data
     if file is None or part:
         if file is not None:
-            source = _table(config).model_copy(update={"file": file, "test_file": file})
-            config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
-        whole = prepare(config)
+            source = _table(spec).model_copy(update={"file": file, "test_file": file})
+            spec = replace(spec, section=spec.section.model_copy(update={"source": source}))
+        whole = prepare(spec)
         tests = None if whole.client_tests is None else whole.client_tests.alone(client)
-        return replace(_prepared(config, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)
-    if config.training.local == "dp-sgd":
-        dataset, fits = _row_by_row(config, file, tell)
+        return replace(_prepared(experiment, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)
+    if experiment.setting.example_clip is not None:
+        dataset, fits = _row_by_row(experiment, file, tell)
     else:
-        dataset = _only(config, file)
+        dataset = _only(spec, file)
         fits = np.ones(len(dataset.y_train), np.bool_)
-    alone = _prepared(config, dataset, {client: np.arange(len(fits))})
+    alone = _prepared(experiment, dataset, {client: np.arange(len(fits))})
     partition, tests = alone.partition, None
-    if config.data.client_test_fraction:
-        partition, own = client_test_split(partition, config.data.client_test_fraction, seed=config.run.seed)
+    if spec.section.client_test_fraction:
+        partition, own = client_test_split(partition, spec.section.client_test_fraction, seed=spec.seed)
         tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
     kept = partition.clients[client]
-    return replace(_prepared(config, dataset, {client: kept[fits[kept]]}), client_tests=tests)
+    return replace(_prepared(experiment, dataset, {client: kept[fits[kept]]}), client_tests=tests)
 
 
-def _row_by_row(config: Config, file: str, tell: Callable[[str], None]) -> tuple[Dataset, NDArray[np.bool_]]:
+def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) -> tuple[Dataset, NDArray[np.bool_]]:
     """All rows of a client's own file, and which of them are as configured; the others keep their places, and hold zeros.
 
     DP-SGD counts on it that a record moves nothing but its own gradient. Read together, one value that does not fit would keep
     all rows of the client from training; and so would one on which the network fails when it is tried on examples of the test
     set. So that is an example of nobody.
     """
-    info, source = population_of(config).data, _of_client(config, file)
+    info, source = experiment.population.data, _of_client(experiment.data, file)
     found = list(source.rows())
     x, y = _zeros(info, len(found))
     for i, row in enumerate(found):
@@ -117,11 +117,11 @@ def _row_by_row(config: Config, file: str, tell: Callable[[str], None]) -> tuple
     return Dataset(info, x, y, *_zeros(info, 1)), fits
 
 
-def no_part(config: Config) -> Prepared:
+def no_part(experiment: Experiment) -> Prepared:
     """What a client has whose own examples are not as configured: none, so that whatever it releases is zero and noise."""
-    info = population_of(config).data
+    info = experiment.population.data
     x, y = _zeros(info, 1)
-    return _prepared(config, Dataset(info, x, y, x, y), {})
+    return _prepared(experiment, Dataset(info, x, y, x, y), {})
 
 
 def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -130,31 +130,33 @@ def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return x, np.zeros((count, *info.target.shape), info.target.dtype)
 
 
-def _prepared(config: Config, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
-    population, nothing = population_of(config), np.empty(0, np.int64)
+def _prepared(experiment: Experiment, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
+    population, nothing = experiment.population, np.empty(0, np.int64)
     each = [parts.get(c, nothing) for c in range(population.clients)]
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in each])]).astype(np.int64)
-    partition = Partition(ClientIndices(np.concatenate(each), offsets), config.data.partition["kind"], config.run.seed)
+    partition = Partition(
+        ClientIndices(np.concatenate(each), offsets), experiment.data.section.partition["kind"], experiment.seed
+    )
     clients = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, partition.clients)
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, clients, None, test, None, population)
 
 
-def _table(config: Config) -> TableSource:
-    source = config.data.source
+def _table(spec: DataSpec) -> TableSource:
+    source = spec.section.source
     if not isinstance(source, TableSource):
         raise ConfigError(
-            f"data.name = {config.data.name!r}: over several machines each with files of its own, data.source must be a table; "
+            f"data.name = {spec.section.name!r}: over several machines each with files of its own, data.source must be a table; "
             f"data of fedveil itself can be divided among them (data.part in the consent)"
         )
     return source
 
 
-def _of_client(config: Config, file: str) -> TableSource:
+def _of_client(spec: DataSpec, file: str) -> TableSource:
     """A file with the columns of `data.source`, for training and for testing alike."""
-    return _table(config).model_copy(update={"file": file, "test_file": file, "client": None})
+    return _table(spec).model_copy(update={"file": file, "test_file": file, "client": None})
 
 
-def _only(config: Config, file: str) -> Dataset:
+def _only(spec: DataSpec, file: str) -> Dataset:
     """All rows of such a file."""
-    return _of_client(config, file).examples(config.data.name)
+    return _of_client(spec, file).examples(spec.section.name)

@@ -37,9 +37,9 @@ from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
     from fedveil.mechanism.plan import Plan, Raw
     from fedveil.run.assembly import Prepared
+    from fedveil.run.experiment import Experiment
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class JoinedClient:
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
         if self.check:
-            self.fits = self._look(accepted, offer, accepted.config)
+            self.fits = self._look(accepted, offer)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if not pinned:
             self.ledger.require_unknown(accepted, offer.run)
@@ -150,24 +150,23 @@ class JoinedClient:
         return self._nodes[task.run]
 
     def _made(self, offer: Offer) -> ClientNode:
-        config, folder = offer.parsed(), self._run_folder(offer.run)
-        accepted = judged(self.consent, config)
+        folder, accepted = self._run_folder(offer.run), judged(self.consent, offer.parsed())
+        experiment = accepted.experiment
         path = folder / "ledger.sqlite"
         if not path.exists() and not head_path(path).exists():
             Ledger.create(path, offer.run, {"offer": offer.digest}).close()
         population = self.ledger.admit(accepted, offer.run, offer.client)
-        settled = (accepted.method, accepted.setting)
         try:
-            own = self._own(offer, config)
-            model = rehearsed_model(config, own, settled, whole=False)  # the server has rehearsed a round
-            job = federation(config, own, path, offer.run, model, settled, population)
+            own = self._own(offer, experiment)
+            model = rehearsed_model(experiment, own, whole=False)  # the server has rehearsed a round
+            job = federation(experiment, own, path, offer.run, model, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            own = no_part(config)
-            model = rehearsed_model(config, own, settled, whole=False)
-            job = federation(config, own, path, offer.run, model, settled, population)
+            own = no_part(experiment)
+            model = rehearsed_model(experiment, own, whole=False)
+            job = federation(experiment, own, path, offer.run, model, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:
@@ -177,20 +176,20 @@ class JoinedClient:
         rule = participation_of(accepted.method, accepted.setting)
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
-    def _own(self, offer: Offer, config: Config) -> Prepared:
+    def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
         data = self.consent.data
 
         def tell(line: str) -> None:
             self.tell(f"run {offer.run}: {line}")
 
-        return own_part(config, offer.client, data.file, tell, part=data.part is not None)
+        return own_part(experiment, offer.client, data.file, tell, part=data.part is not None)
 
-    def _look(self, accepted: Judged, offer: Offer, config: Config) -> bool:
+    def _look(self, accepted: Judged, offer: Offer) -> bool:
         """Tell the operator what consenting would mean, and whether the data fit; raises ConsentRefused beyond the lifetime."""
         self.tell(to_markdown(accepted.statement))
         self.ledger.check(accepted, offer.run, offer.client)
         try:
-            self._own(offer, config)
+            self._own(offer, accepted.experiment)
         except FedveilError as problem:
             self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
             return False

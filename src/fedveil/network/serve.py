@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
@@ -27,18 +26,20 @@ from fedveil.network.certificates import public_key_of
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
+from fedveil.network.offers import offer_of
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
 from fedveil.network.superlink import hearing
+from fedveil.run.resolve import resolve, resolve_here, with_run
 from fedveil.run.result import Result
-from fedveil.run.run import run_prepared
+from fedveil.run.run import train
 from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.configuration.public_setting import Population
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
     from fedveil.network.network_folder import NetworkFolder
+    from fedveil.run.experiment import Experiment
 
 PATIENCE = 600.0
 """Seconds that the server waits for an answer where the configuration says nothing else."""
@@ -75,26 +76,27 @@ def serve(config: Config, serving: Serving) -> Result:
     require_fleet_routes()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
-    prepared = public_part(config)
+    experiment = resolve(config)
+    prepared = public_part(experiment)
     if prepared.population.clients > len(keys):
         raise FedveilError(
             f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
     if not serving.resume:
-        affordable(config, *calibrated_setting(config, prepared.population), "serve")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
+        affordable(experiment, "serve")
+    config = with_run(config, engine="flower")
     require_free(network.address, network.port)
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
         inside = stack.enter_context(_socket(network))
         stack.enter_context(hearing(inside, serving.tell))
-        link = _superlink(network, inside, answer_bytes(config, prepared.population))
+        link = _superlink(network, inside, answer_bytes(experiment))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
         endpoint = Endpoint(inside, None, network.secret.read_bytes())
         grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
-        timeout = config.training.client_timeout or PATIENCE
+        timeout = experiment.engine.timeout or PATIENCE
 
         def nodes() -> dict[int, int]:
             clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
@@ -103,20 +105,21 @@ def serve(config: Config, serving: Serving) -> Result:
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
-            exchange = ConsentingClients(reach, run, config, serving.tell)
             number = prepared.population.clients
+            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
 
         with _named(link):
-            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
+            here = resolve_here(config, prepared.population, serving.out if serving.resume else None)
+            result = train(here, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
     (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
     return result
 
 
-def answer_bytes(config: Config, population: Population) -> int:
+def answer_bytes(experiment: Experiment) -> int:
     """Bytes that a client's answer has at most: its integers in 8 bytes each, which no plan exceeds, and what is around them."""
-    return 8 * setting_of(config, population).layout.dimension + 2**18
+    return 8 * experiment.setting.layout.dimension + 2**18
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     folder = found.path
     if not found.column.public:
         folder.chmod(0o700)  # every table here shows figures of private data
-    write_config(folder / "base.toml", found.config)
+    write_config(folder / "base.toml", found.config.resolved())
     write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
     write_table(folder / "cells.csv", cell_values(found, checked))
     write_json(folder / "compare.json", values(found, checked))

@@ -1,4 +1,4 @@
-"""From a configuration to everything a run needs: data, model, method, door."""
+"""From an experiment to everything a run needs: data, model, method, door."""
 
 from __future__ import annotations
 
@@ -14,28 +14,15 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
-from fedveil.configuration.config import Config
-from fedveil.configuration.input_features import feature_map
-from fedveil.configuration.own_model import built
-from fedveil.configuration.public_setting import (
-    Population,
-    by_own_clients,
-    calibrated_setting,
-    method_of,
-    model_seed,
-    objective_of,
-    require_handed_over,
-    task_of,
-)
+from fedveil.configuration.public_setting import Population, by_own_clients, require_handed_over
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
-from fedveil.engines.pool import forks
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
-from fedveil.federation.round import Context, Isolation
+from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
@@ -47,14 +34,15 @@ from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.run.experiment import isolation_here
 from fedveil.run.single_examples import packs
-from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+    from fedveil.run.experiment import DataSpec, Experiment
 
 
 @dataclass(frozen=True)
@@ -81,25 +69,24 @@ class Prepared:
         return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
 
 
-def prepare(config: Config, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
+def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
     """Load the data and partition them, unless a program hands them over; tensors are made once.
 
     Raises:
         ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or its
             partition does not pass `Partition.checked`, or gives clients examples that are public.
     """
-    section, seed = (config if dataset is None else by_own_clients(config, dataset)).data, config.run.seed
-    method_of(config)  # its plugins may bring the data set
-    require_handed_over(config, dataset, partition)
+    section, seed = spec.section if dataset is None else by_own_clients(spec.section, dataset), spec.seed
+    require_handed_over(section, dataset, partition)
     if dataset is None:
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
-    refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
-    if (features := feature_map(section, config.public)) is not None:
+    refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
+    if (features := spec.features) is not None:
         dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
-    check_targets(task_of(config), dataset)
+    check_targets(spec.task, dataset)
     among, public_part = None, np.empty(0, dtype=np.int64)
     by_user = section.partition.get("kind") == "users" and dataset.users_train is not None
     if section.public_fraction:
@@ -128,7 +115,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
-def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
+def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
     """An error where one record's time would decide what others train on, so that neighbouring data differ in more than one.
 
     Where records are protected, a share of the latest compares them. Where the clients are made by dealing out the training
@@ -137,7 +124,7 @@ def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
     origin = dataset.origin
     if origin is None or not origin.timed:
         return
-    if config.privacy.unit is Unit.RECORD and origin.ranked:
+    if unit is Unit.RECORD and origin.ranked:
         raise ConfigError(
             f"privacy.unit = 'record', and the test split ({origin.test}) ranks records by their times, so that one "
             f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
@@ -151,13 +138,6 @@ def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
         )
 
 
-def build_model(config: Config, prepared: Prepared) -> FlatModel:
-    """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
-    info = prepared.dataset.info
-    module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
-    return FlatModel(module, built_in=config.model.built_in)
-
-
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
     """Four public examples by number, of different classes if there are: a test set may be sorted by them."""
     x, y = prepared.test
@@ -167,48 +147,46 @@ def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def federation(
-    config: Config,
+    experiment: Experiment,
     prepared: Prepared,
     ledger: Path,
     run: str,
     model: FlatModel | None = None,
-    calibrated: tuple[Method, Setting] | None = None,
     population: BudgetedLedger | None = None,
 ) -> Federation:
-    """Everything that a run of this configuration needs.
+    """Everything that a run of this experiment needs.
 
     Args:
         ledger: file to which releases are charged, under the name `run`.
         model: as `rehearsed_model` gives it, where it trains; left out, it is built for the CPU, and nothing is tried.
-        calibrated: method and setting with the noise known, where they were computed before.
-        population: of the budget that the run shares with others. Left out, nothing is charged to it, whatever `config` says.
+        population: of the budget that the run shares with others. Left out, nothing is charged to it.
     """
-    method, setting = calibrated or calibrated_setting(config, prepared.population)
-    model = model or build_model(config, prepared)
+    method, setting = experiment.method, experiment.setting
+    model = model or experiment.template()
     x, y = (part.to(model.vector.device) for part in shown(prepared))
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
     planner = check_declared(method, setting, model.vector.to("cpu"))
-    randomness = Randomness(config.run.seed, config.run.seeded_noise)
+    randomness = Randomness(experiment.seed, experiment.seeded_noise)
     door = Door(
         model.layout,
         setting.scope,
         run,
-        BudgetedLedger(ledger, budgets(method, setting), config.run.seeded_noise, population=population),
+        BudgetedLedger(ledger, budgets(method, setting), experiment.seeded_noise, population=population),
         randomness,
         rate=setting.rate if setting.amplified else None,
-        max_norm=config.training.max_update_norm,
+        max_norm=experiment.max_update_norm,
         colluders=setting.colluders,
         extras=extras_of(method, setting),
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
         bits=setting.grid_bits,
     )
-    local_training = objective_of(config, method, setting)
+    user_defined = model.has_own_code or setting.task.own or is_own(method)
     context = Context(
         model,
         prepared.clients,
         replace(setting.local, pairs=pairs, loop=loop),
-        local_training,
+        experiment.client,
         planner,
         door,
         randomness,
@@ -217,7 +195,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
-        isolation=_isolation(config) if model.has_own_code or setting.task.own or is_own(method) else "none",
+        isolation=isolation_here(experiment.isolation, experiment.engine.name) if user_defined else "none",
     )
     return Federation(
         setting,
@@ -225,40 +203,12 @@ def federation(
         context,
         prepared.test,
         randomness,
-        None if config.run.engine == "flower" else prepared.client_tests,  # what clients keep for themselves
-        config.training.server_optimizer.spec(),
-        config.training.evaluate_every or config.training.rounds,
+        None if experiment.engine.name == "flower" else prepared.client_tests,  # what clients keep for themselves
+        setting.server,
+        experiment.evaluate_every,
         prepared.public,
         participation_of(method, setting),
     )
-
-
-def with_isolation(config: Config) -> Config:
-    """Return the configuration with `run.isolation` set, if a user-defined model, task or method may see a client's data."""
-    if config.model.built_in and not task_of(config).own and not is_own(method_of(config)):
-        return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"isolation": _isolation(config)})})
-
-
-def _isolation(config: Config) -> Isolation:
-    """Return how user-defined code is isolated.
-
-    Raises:
-        ConfigError: processes are asked for where no child that trains can be forked, or where clients train together.
-    """
-    wanted, engine, together = config.run.isolation, config.run.engine, config.run.engine in TOGETHER
-    processes = wanted in ("process", "pass")
-    if processes and together:
-        raise ConfigError(
-            f"run.isolation = {wanted!r}: run.engine = {engine!r} trains several clients in one pass: set it to 'copy', or take "
-            f"another engine"
-        )
-    if processes and not forks(engine):
-        raise ConfigError(
-            f"run.isolation = {wanted!r} needs a child process that can train, and none can be forked here: set it to 'copy'"
-            + ", or run.engine to 'pool', whose workers are started anew" * forks("pool")
-        )
-    return wanted or ("process" if not together and forks(engine) else "copy")
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:

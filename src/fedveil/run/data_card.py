@@ -22,7 +22,8 @@ from fedveil.configuration.network import HANDED_OVER
 from fedveil.configuration.public_setting import by_own_clients, require_handed_over
 from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import ConfigError
-from fedveil.run.assembly import Prepared, prepare
+from fedveil.run.assembly import Prepared
+from fedveil.run.resolve import opened
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+    from fedveil.run.experiment import DataSpec, Experiment
 
 CARD = "data.json"
 FORMAT = "fedveil-data/1"
@@ -62,7 +64,7 @@ def recorded(config: Config, handed_over: HandedOver) -> Config:
         return config
     changes: dict[str, Any] = {"handed_over": handed_over.names}
     if data is not None:
-        config = by_own_clients(config, data)
+        config = config.model_copy(update={"data": by_own_clients(config.data, data)})
         changes |= {"name": data.info.name, "data_dir": None, "source": None}
     if partition is not None:
         changes["partition"] = {"kind": partition.kind, "clients": len(partition)}
@@ -75,7 +77,7 @@ def same_handed_over(saved: Config, handed_over: HandedOver, path: Path) -> None
     Raises:
         ConfigError: something is missing, or was not handed over before.
     """
-    require_handed_over(saved, handed_over.data, handed_over.partition)
+    require_handed_over(saved.data, handed_over.data, handed_over.partition)
     if handed_over.names and handed_over.names != saved.data.handed_over:
         before = " and ".join(saved.data.handed_over) or "nothing"
         raise ConfigError(
@@ -84,12 +86,12 @@ def same_handed_over(saved: Config, handed_over: HandedOver, path: Path) -> None
         )
 
 
-def how_to_resume(path: Path, config: Config) -> str:
-    """What an interrupted run goes on with."""
-    again = [f"{name}=..." for name in config.data.handed_over]
-    model = config.model.name == HANDED_OVER
+def how_to_resume(path: Path, experiment: Experiment) -> str:
+    """Return the command or the call that continues an interrupted run."""
+    again = [f"{name}=..." for name in experiment.data.section.handed_over]
+    model = experiment.network.name == HANDED_OVER
     if not again and not model:
-        return f"fedveil run --resume {path}{' --trust-plugins' * bool(config.code)}"
+        return f"fedveil run --resume {path}{' --trust-plugins' * bool(experiment.code)}"
     made = f"fv.load_config({str(path / 'config.toml')!r}, model=...)" if model else "config"
     return f"fv.train({', '.join([made, repr(str(path)), 'resume=True', *again])}) in Python"
 
@@ -112,9 +114,9 @@ def info_of(path: Path) -> Info:
         raise ConfigError(f"{path / CARD} cannot be read ({error}): give the directory of a run of this version") from None
 
 
-def write_card(path: Path, config: Config, prepared: Prepared) -> None:
+def write_card(path: Path, spec: DataSpec, prepared: Prepared) -> None:
     """Write the card, and a new salt into the private folder."""
-    write_json(path / CARD, card(config, prepared, new_salt(path)))
+    write_json(path / CARD, card(spec, prepared, new_salt(path)))
 
 
 def new_salt(path: Path) -> bytes:
@@ -124,16 +126,16 @@ def new_salt(path: Path) -> bytes:
     return salt
 
 
-def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
+def card(spec: DataSpec, prepared: Prepared, salt: bytes) -> dict[str, Any]:
     """What the card says of these data."""
-    dataset, section, population = prepared.dataset, config.data, prepared.population
+    dataset, section, population = prepared.dataset, spec.section, prepared.population
     info, by_program = dataset.info, section.handed_over
     public = {
         "name": info.name,
         "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
         "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary}
         | ({"features_of": info.features_of} if info.features_of else {})
-        | ({"features": section.features, "public": config.public.model_dump()} if section.features is not None else {}),
+        | ({"features": section.features, "public": spec.public.model_dump()} if section.features is not None else {}),
         "labels": {**asdict(info.target), "classes": info.classes},
         "origin": None if dataset.origin is None else dataset.origin.public,
         "train_examples": len(dataset.y_train) if prepared.declared is None else population.data.train_size,
@@ -209,8 +211,8 @@ def _require_here(path: Path) -> None:
         )
 
 
-def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Config, Prepared]:
-    """Configuration and data of the run directory `path`; what was handed over must be handed over again, and is checked.
+def reopened(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Experiment, Prepared]:
+    """Experiment and data of the run directory `path`; what was handed over must be handed over again, and is checked.
 
     Raises:
         ConfigError: not a run directory, one over several machines, or as `same_handed_over` and `check_data`.
@@ -220,6 +222,6 @@ def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Confi
     if handed_over.model is not None:
         config = with_model(config, handed_over.model)
     same_handed_over(config, handed_over, path)
-    prepared = prepare(config, handed_over.data, handed_over.partition)
+    experiment, prepared = opened(config, handed_over.data, handed_over.partition)
     check_data(path, prepared)
-    return config, prepared
+    return experiment, prepared

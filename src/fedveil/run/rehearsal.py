@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.configuration.public_setting import task_of
 from fedveil.configuration.sections import Training
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
@@ -37,20 +36,19 @@ from fedveil.methods.method import is_own
 from fedveil.models.probe import check_output, needs_pairs
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.release_row import NullLedger
-from fedveil.run.assembly import build_model, federation, shown
+from fedveil.run.assembly import federation, shown
 from fedveil.run.child_process import in_child
 from fedveil.run.single_examples import check_single_examples, packs
+from fedveil.statement.public_values import TOGETHER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.configuration.config import Config
     from fedveil.federation.progress import Federation
     from fedveil.federation.round import ClientTask, Context, Outcome
-    from fedveil.methods.method import Method
-    from fedveil.methods.setting import Setting
     from fedveil.run.assembly import Prepared
     from fedveil.run.child_process import Stage
+    from fedveil.run.experiment import Experiment
     from fedveil.training.local import GradientSource
     from fedveil.training.params import FlatModel
 
@@ -62,29 +60,27 @@ _USUAL_NORM = Training.model_fields["max_update_norm"].default
 _log = logging.getLogger(__name__)
 
 
-def rehearsed_model(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], *, whole: bool = True) -> FlatModel:
+def rehearsed_model(experiment: Experiment, prepared: Prepared, *, whole: bool = True) -> FlatModel:
     """The configured network, once a rehearsal has shown that the run can be done with it.
 
     Args:
-        calibrated: method and setting with the noise known.
         whole: rehearse a round as well. Left out, as at a client whose server has done it, the network and the task alone are
             tried, and at record level the gradients of single examples.
 
     Raises:
         FedveilError: what failed, where in the user's code, and what to do; nothing was released.
     """
-    model = build_model(config, prepared)
-    tried = model if can_fork() else build_model(config, prepared)
-    for remark in in_child(partial(_rehearse, config, prepared, calibrated, tried, whole), _WHAT):
+    model = experiment.template()
+    tried = model if can_fork() else experiment.template()
+    for remark in in_child(partial(_rehearse, experiment, prepared, tried, whole), _WHAT):
         _log.warning("%s", remark)
     return model
 
 
-def _rehearse(
-    config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel, whole: bool, stage: Stage
-) -> list[str]:
+def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> list[str]:
     """What its owner should know of a run that can be done."""
-    (method, setting), task, (x, y) = calibrated, task_of(config), shown(prepared)
+    setting, (x, y) = experiment.setting, shown(prepared)
+    task = setting.task
     stage("in the forward pass and the loss")
     remarks = check_output(model, x, y, task)
     dp_sgd = setting.dp_sgd()
@@ -102,15 +98,13 @@ def _rehearse(
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
-    ours = not (model.is_custom or task.own or is_own(method))  # its rounds, scores and states are known to work
-    ours = ours and config.training.max_update_norm == _USUAL_NORM
-    return remarks if ours or not whole else [*remarks, *_rehearse_round(config, prepared, calibrated, model, stage)]
+    ours = not (model.is_custom or task.own or is_own(experiment.method))  # its rounds, scores and states are known to work
+    ours = ours and experiment.max_update_norm == _USUAL_NORM
+    return remarks if ours or not whole else [*remarks, *_rehearse_round(experiment, prepared, model, stage)]
 
 
-def _rehearse_round(
-    config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel, stage: Stage
-) -> list[str]:
-    job = _made_up(config, prepared, calibrated, model)
+def _rehearse_round(experiment: Experiment, prepared: Prepared, model: FlatModel, stage: Stage) -> list[str]:
+    job = _made_up(experiment, prepared, model)
     context, progress = job.context, start(job)
     first = progress.model
     stage("in the plan of the first round")
@@ -125,8 +119,8 @@ def _rehearse_round(
             with _last_batch_of_one(context.spec.batch_sizes(size), model) if outcomes else nullcontext():
                 outcomes += engine.map([task])
         remarks = _of_single(context, single) if single is not None and context.spec.pairs else []
-    if config.run.engine in ("batched", "cuda") and job.setting.example_clip is None:
-        stage(f"in training several clients together (run.engine = {config.run.engine!r})")
+    if experiment.engine.name in TOGETHER and job.setting.example_clip is None:
+        stage(f"in training several clients together (run.engine = {experiment.engine.name!r})")
         with Batched(context) as together:
             list(together.map(todo))
     remarks += _refused(job, outcomes)
@@ -144,13 +138,13 @@ def _rehearse_round(
     return remarks
 
 
-def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel) -> Federation:
+def _made_up(experiment: Experiment, prepared: Prepared, model: FlatModel) -> Federation:
     """The run with made-up clients, who have examples of the test set, and with a door that charges nobody.
 
     The first client has full batches alone, the second a last batch of one example, the last one a single example; a run of fewer
     clients has fewer.
     """
-    setting, (x, y) = calibrated[1], shown(prepared)
+    setting, (x, y) = experiment.setting, shown(prepared)
     spec = setting.local
     batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
     sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1][: setting.clients]
@@ -165,7 +159,7 @@ def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setti
         public=public,
         declared=prepared.population,
     )
-    job = federation(config, made_up, Path("no-ledger"), "rehearsal", model, calibrated)
+    job = federation(experiment, made_up, Path("no-ledger"), "rehearsal", model)
     context = replace(
         job.context,
         spec=replace(job.context.spec, batch_size=batch, epochs=1, steps=steps),
@@ -173,7 +167,7 @@ def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setti
         gradients=_one_step,
         rehearsal=True,
     )
-    whole = config.training.personal_on_test_set and config.run.engine != "flower"
+    whole = experiment.personal_on_test_set and experiment.engine.name != "flower"
     return replace(job, context=context, personal_on_test_set=whole)
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from fedveil.configuration.config import Config
     from fedveil.data.partition import Partition
 
 PRIVATE = "private"
@@ -107,9 +106,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     replace_whole(path, content, private=path.parent.name == PRIVATE)
 
 
-def write_config(path: Path, config: Config) -> None:
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """The resolved configuration as TOML (`config.toml`), without what was left open."""
-    write_text(path, tomli_w.dumps(present(config.resolved())))
+    write_text(path, tomli_w.dumps(present(config)))
 
 
 def write_json(path: Path, value: Any) -> None:

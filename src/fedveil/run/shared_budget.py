@@ -15,21 +15,19 @@ from fedveil.ledger.population_budget import PopulationBudget, open_budget
 from fedveil.run.assembly import planned_charges
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
-    from fedveil.methods.method import Method
-    from fedveil.methods.setting import Setting
+    from fedveil.run.experiment import Experiment
 
 
-def shared_budget(config: Config, setting: Setting) -> PopulationBudget | None:
+def shared_budget(experiment: Experiment) -> PopulationBudget | None:
     """The budget that `privacy.budget` names, or None.
 
     Raises:
         LedgerError: there is none. ConfigError: it speaks of another scope, or the run's noise is no protection.
     """
-    path = config.privacy.budget
+    path = experiment.budget.path
     if path is None:
         return None
-    if config.run.seeded_noise:
+    if experiment.seeded_noise:
         raise ConfigError(
             f"privacy.budget = '{path}' counts what leaves of real people's data, and run.seeded_noise = true makes noise that "
             "protects nobody: leave one of them out"
@@ -38,24 +36,25 @@ def shared_budget(config: Config, setting: Setting) -> PopulationBudget | None:
         budget = open_budget(path)
     except LedgerError as problem:
         raise LedgerError(f"privacy.budget = '{path}': {problem}") from problem
-    budget.check_scope(setting.scope)
+    budget.check_scope(experiment.setting.scope)
     return budget
 
 
-def affordable(config: Config, method: Method, setting: Setting, run_id: str) -> PopulationBudget | None:
+def affordable(experiment: Experiment, run_id: str) -> PopulationBudget | None:
     """The budget that `privacy.budget` names, which has room for all that the run plans, or None.
 
     Raises:
         LedgerError, ConfigError: as `shared_budget`. BudgetExhausted: the planned rounds exceed what is left.
     """
-    budget = shared_budget(config, setting)
+    budget = shared_budget(experiment)
     if budget is not None:
-        check_plan(budget, method, setting, run_name(config, run_id))
+        check_plan(budget, experiment, run_name(experiment, run_id))
     return budget
 
 
-def check_plan(budget: PopulationBudget, method: Method, setting: Setting, run: str) -> None:
+def check_plan(budget: PopulationBudget, experiment: Experiment, run: str) -> None:
     """Refuse a run whose planned rounds exceed what is left; raises as `PopulationBudget.check_plan`."""
+    method, setting = experiment.method, experiment.setting
     for group in setting.groups:
         budget.check_plan(planned_charges(method, setting.of_group(group)), run, group.clients)
     if not setting.groups:
@@ -74,6 +73,7 @@ def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Sc
     return setting.scope, best_order(epsilon, delta, planned, setting.scope.adjacency)
 
 
-def run_name(config: Config, run_id: str) -> str:
+def run_name(experiment: Experiment, run_id: str) -> str:
     """The name of the run's releases in the budget: those of one project share what stands before the slash."""
-    return f"{config.run.name}/{run_id}" if config.run.name else run_id
+    project = experiment.budget.project
+    return f"{project}/{run_id}" if project else run_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from fedveil.run.history_files import layer_cells
 from fedveil.run.run_directory import present
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
     from fedveil.federation.history import Record
     from fedveil.statement.statement import Statement
 
@@ -25,14 +24,14 @@ class Begun:
     """What a tracker gets when a run begins or goes on.
 
     Args:
-        run: the run's id. path: its directory. layers: names of the model's layers.
+        run: the run's id. path: its directory. config: the whole configuration by section. layers: names of the model's layers.
         history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
         columns: what the numbers of a row are, in words.
     """
 
     run: str
     path: Path
-    config: Config
+    config: Mapping[str, Any]
     statement: Statement
     layers: tuple[str, ...]
     history: Sequence[Record] = ()
@@ -50,7 +49,7 @@ def numbers(record: Record, layers: Sequence[str], columns: Columns | None = Non
 
 def settings(begun: Begun) -> dict[str, Any]:
     """The configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
-    keys = flat(present(begun.config.model_dump(mode="json")))
+    keys = flat(present(begun.config))
     found = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
     for numbers in begun.statement.views:
         reason = f": {numbers.proven.reason}" if numbers.proven.reason else ""

@@ -27,6 +27,7 @@ from fedveil.training.local import remembers
 if TYPE_CHECKING:
     from fedveil.accounting.learnability import Learnability
     from fedveil.configuration.config import Config
+    from fedveil.configuration.public_setting import Population
     from fedveil.data.dataset import Dataset
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
@@ -47,12 +48,21 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.public_setting import by_own_clients, calibrated_setting, described, population_of
+    from fedveil.configuration.public_setting import by_own_clients, described, population_of
 
-    config = config if data is None else by_own_clients(config, data)
+    config = config if data is None else config.model_copy(update={"data": by_own_clients(config.data, data)})
     population = population_of(config, data)
-    if config.model.needs_building:
-        config = described(config, population.data)
+    return certified(described(config, population.data) if config.model.needs_building else config, population)
+
+
+def certified(config: Config, population: Population) -> Statement:
+    """Return the statement of a configuration for clients of whom that is public.
+
+    Raises:
+        ConfigError: as `certify`.
+    """
+    from fedveil.configuration.public_setting import calibrated_setting
+
     return certify(
         *calibrated_setting(config, population),
         seeded_noise=config.run.seeded_noise,

@@ -13,14 +13,13 @@ from typing import Any
 from fedveil import __version__
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import Population, method_of, population_of, setting_of, sized_by_labels
+from fedveil.configuration.public_setting import Population, population_of, sized_by_labels
 from fedveil.data.catalogue import Info, Targets
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import Users
 from fedveil.errors import FedveilError
 from fedveil.federation.history import built_in_columns
-from fedveil.statement.certify import certify
-from fedveil.statement.public_values import beside_the_releases, public_values
+from fedveil.statement.certify import certified
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.tasks.task_registry import built_in_task
@@ -115,18 +114,7 @@ def _short(value: Any) -> str:
 
 def _statement(config: Config, card: Mapping[str, Any]) -> Any:
     """As `run` makes it, with the population of the card."""
-    method, clients, records = method_of(config), int(card["clients"]), int(card["nominal_examples_per_client"])
-    data = _info(card)
-    setting = setting_of(config, Population(data, clients, records))
-    return certify(
-        method,
-        method.calibrate(setting),
-        seeded_noise=config.run.seeded_noise,
-        allow_vacuous_delta=config.privacy.allow_vacuous_delta,
-        batch_norm=config.model.keeps_statistics,
-        public=public_values(config, data),
-        beside=beside_the_releases(config),
-    )
+    return certified(config, Population(_info(card), int(card["clients"]), int(card["nominal_examples_per_client"])))
 
 
 def _info(card: Mapping[str, Any]) -> Info:

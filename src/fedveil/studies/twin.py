@@ -20,18 +20,19 @@ import torch
 import fedveil.run.run_directory as rundir
 from fedveil.adversary.neighbours import other_targets
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting, layout_of
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.data_card import HandedOver, prepared_again
+from fedveil.run.assembly import Prepared, federation
+from fedveil.run.data_card import HandedOver, reopened
+from fedveil.run.experiment import EngineSpec, Experiment
 from fedveil.run.history_files import write_history
 from fedveil.run.rehearsal import rehearsed_model
-from fedveil.studies.grid.cell import engine_of
+from fedveil.run.resolve import opened
+from fedveil.statement.public_values import TOGETHER
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from fedveil.data.partition import Partition
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
-    from fedveil.methods.method import Method
-    from fedveil.methods.setting import Setting
 
 Change = Literal["labels", "record", "absent"]
 
@@ -82,10 +81,10 @@ def twin_runs(
 ) -> tuple[list[float], list[Record]]:
     """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
     if isinstance(config, Config):
-        prepared = prepare(config, data, partition)
+        experiment, prepared = opened(config, data, partition)
     else:
-        config, prepared = prepared_again(Path(config), HandedOver(data, partition))
-    return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
+        experiment, prepared = reopened(Path(config), HandedOver(data, partition))
+    return _twins(experiment, prepared, neighbour(prepared, client, change), on_round)
 
 
 @process_state()
@@ -99,30 +98,27 @@ def twin_directory(
     Raises:
         ConfigError: as `twin_sensitivity`; `out` exists and is not empty.
     """
-    prepared = prepare(config)
+    experiment, prepared = opened(config)
     other = neighbour(prepared, client, change)
     rundir.create(out)
-    rundir.write_config(out / "config.toml", config)
-    _, history = _twins(_seeded(config), prepared, other, on_round)
-    write_history(out, history, layout_of(config, prepared.dataset.info))
+    rundir.write_config(out / "config.toml", experiment.written)
+    _, history = _twins(experiment, prepared, other, on_round)
+    write_history(out, history, experiment.setting.layout)
     ended = {"rounds": len(history), "ended": "after its last round"}
     rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, **ended})
     return out
 
 
-def _seeded(config: Config) -> Config:
-    """Both runs need the same noise."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
-
-
 def _twins(
-    config: Config, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
+    experiment: Experiment, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
 ) -> tuple[list[float], list[Record]]:
+    spec = experiment.engine
+    spec = spec if spec.name in TOGETHER else replace(spec, name="inline")
+    experiment = replace(experiment, engine=spec, seeded_noise=True)  # both runs need the same noise
     with tempfile.TemporaryDirectory() as folder:
-        calibrated = calibrated_setting(config, prepared.population)
-        first, second = (_job(config, prepared, calibrated, Path(folder) / name) for name in ("first", "second"))
+        first, second = (_job(experiment, prepared, Path(folder) / name) for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
-        return _distances(config, first, second, on_round)
+        return _distances(spec, first, second, on_round)
 
 
 def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
@@ -145,21 +141,21 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
     return Clients(x, y, clients.offsets)
 
 
-def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], folder: Path) -> Federation:
+def _job(experiment: Experiment, prepared: Prepared, folder: Path) -> Federation:
     """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
-    model = rehearsed_model(config, prepared, calibrated).to(place(engine_of(config)))
-    job = federation(config, prepared, folder / "ledger.sqlite", "twin", model, calibrated)
-    return replace(job, client_tests=None, evaluate_every=config.training.rounds)
+    model = rehearsed_model(experiment, prepared).to(place(experiment.engine.name))
+    job = federation(experiment, prepared, folder / "ledger.sqlite", "twin", model)
+    return replace(job, client_tests=None, evaluate_every=experiment.setting.rounds)
 
 
 def _distances(
-    config: Config, first: Federation, second: Federation, on_round: Callable[[Record], None] | None
+    spec: EngineSpec, first: Federation, second: Federation, on_round: Callable[[Record], None] | None
 ) -> tuple[list[float], list[Record]]:
     one, two = start(first), start(second)
     distances = []
-    made = partial(engine, engine_of(config), at_once=config.run.clients_at_once, deterministic=config.run.deterministic)
+    made = partial(engine, spec.name, at_once=spec.at_once, deterministic=spec.deterministic)
     with made(first.context) as here, made(second.context) as there:
         for _ in range(first.setting.rounds):
             one_round(first, here, one)

@@ -35,7 +35,7 @@ class TensorBoard:
         self._begun, self._last = begun, dict[str, float]()
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if fresh or not done else done - 1)
         if fresh or not done:
-            config = tomli_w.dumps(present(begun.config.model_dump(mode="json")))
+            config = tomli_w.dumps(present(begun.config))
             self._writer.add_text("configuration", f"```toml\n{config}```")
             self._writer.add_text("privacy statement", to_markdown(begun.statement))
             self._writer.add_text("columns", _described(begun.columns))

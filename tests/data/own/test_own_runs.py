@@ -26,6 +26,7 @@ from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
 from fedveil.run.data_card import card as data_card
+from fedveil.run.resolve import data_spec
 from fedveil.run.result import Result
 from fedveil.statement.recertify import recertify
 from fedveil.studies.twin import twin_sensitivity
@@ -76,9 +77,9 @@ def test_the_clients_of_the_column_are_those_of_the_run(made: Result) -> None:
     assert made.privacy.clients == people
     written = load_config(made.path / "config.toml").data
     assert (written.name, written.partition, written.handed_over) == ("visits", {"kind": "users"}, ("data",))
-    other = prepare(config(data={"partition": {"kind": "iid", "clients": 25}}), visits())
+    other = prepare(data_spec(config(data={"partition": {"kind": "iid", "clients": 25}})), visits())
     assert (other.partition.kind, len(other.partition)) == ("iid", 25)
-    assert prepare(config(), visits()).population.clients == people
+    assert prepare(data_spec(config()), visits()).population.clients == people
 
 
 def test_the_statement_before_training_is_that_of_the_run(made: Result) -> None:
@@ -86,7 +87,7 @@ def test_the_statement_before_training_is_that_of_the_run(made: Result) -> None:
     mixed = config(data={"partition": {"kind": "iid", "clients": 25}, "client_test_fraction": 0.3})
     for own in (visits(), visits(test=0.3), replace(visits(), users_test=np.zeros(visits().info.test_size, np.int64))):
         for one in (config(), mixed):
-            before, after = population_of(one, own), prepare(one, own).population
+            before, after = population_of(one, own), prepare(data_spec(one), own).population
             assert (before.clients, before.records) == (after.clients, after.records)
     with pytest.raises(ConfigError, match=r"data.handed_over"):
         fv.certify(load_config(made.path / "config.toml"))
@@ -95,15 +96,15 @@ def test_the_statement_before_training_is_that_of_the_run(made: Result) -> None:
 def test_hand_made_data_that_name_their_users_are_partitioned_by_them() -> None:
     own = visits()
     by_hand = Dataset(own.info, own.x_train, own.y_train, own.x_test, own.y_test, own.users_train)
-    assert prepare(config(), by_hand).partition.kind == "users"
-    assert prepare(config(), replace(by_hand, users_train=None)).partition.kind == "iid"
+    assert prepare(data_spec(config()), by_hand).partition.kind == "users"
+    assert prepare(data_spec(config()), replace(by_hand, users_train=None)).partition.kind == "iid"
 
 
 def test_data_of_the_catalogue_are_partitioned_as_ever() -> None:
     digits = fv.load("digits")
     named = replace(digits, users_train=np.arange(len(digits.x_train)) % 7)
     plain = fv.configure()
-    assert prepare(plain, named).partition.kind == "iid"
+    assert prepare(data_spec(plain), named).partition.kind == "iid"
 
 
 def test_the_card_says_what_was_done_to_them(made: Result) -> None:
@@ -132,7 +133,8 @@ def test_the_card_does_not_tell_what_types_the_values_of_a_table_gave_it() -> No
     for age in ("34", "34.5"):
         rows = "\n".join(f"{i % 9},{age if i == 4 else 20 + i},{i}" for i in range(90))
         read = pd.read_csv(io.StringIO(f"patient,age,cost\n{rows}\n"))
-        card = data_card(config(), prepare(config(), fv.from_frame(read, target="cost", client="patient")), b"")
+        spec = data_spec(config())
+        card = data_card(spec, prepare(spec, fv.from_frame(read, target="cost", client="patient")), b"")
         cards.append({key: value for key, value in card.items() if key != "digests"})
     assert cards[0] == cards[1]
 
@@ -227,9 +229,9 @@ def test_records_are_not_split_by_rank(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"privacy.unit = 'record', and the test split .the last 0.2 of each client's examples by day"
     ):
-        prepare(records, ranked)
-    assert len(prepare(records, since).dataset.x_test) == 100
-    assert len(prepare(config(), ranked).dataset.x_test) == 120
+        prepare(data_spec(records), ranked)
+    assert len(prepare(data_spec(records), since).dataset.x_test) == 100
+    assert len(prepare(data_spec(config()), ranked).dataset.x_test) == 120
 
 
 @pytest.mark.parametrize("by", [{"share": 0.2}, {"since": 500}])
@@ -247,4 +249,4 @@ def test_a_time_does_not_decide_which_examples_others_are_dealt(by: dict[str, An
         privacy={"epsilon": 8.0, "delta": 1e-4, "unit": unit},
     )
     with pytest.raises(ConfigError, match=r"ranks records by their times|so that one record's time decides which examples other"):
-        prepare(dealt, timed)
+        prepare(data_spec(dealt), timed)

@@ -27,6 +27,7 @@ from fedveil.configuration.public_setting import population_of
 from fedveil.data.own.data_source import source_of
 from fedveil.errors import ConfigError, DataError, FedveilError
 from fedveil.run.assembly import prepare
+from fedveil.run.resolve import data_spec
 
 TABLE = {
     "target": "cost",
@@ -59,7 +60,7 @@ def config(file: Path, **changed: Any) -> Config:
 
 
 def read(file: Path, **changed: Any) -> Any:
-    return prepare(config(file, **changed)).dataset
+    return prepare(data_spec(config(file, **changed))).dataset
 
 
 def test_a_csv_is_read_as_the_same_frame_is(visits: Path) -> None:
@@ -83,18 +84,18 @@ def test_a_csv_is_read_as_the_same_frame_is(visits: Path) -> None:
 def test_clients_and_name_are_those_of_the_source_unless_others_are_configured(visits: Path) -> None:
     own = config(visits)
     assert (own.data.name, own.data.partition) == ("visits", {"kind": "users"})
-    assert len(prepare(own).partition) == 6
+    assert len(prepare(data_spec(own)).partition) == 6
     keys = {"file": str(visits), **TABLE}
     other = configure(data={"name": "wards", "source": keys, "partition": {"kind": "iid", "clients": 3}}, task="regression")
-    assert (other.data.name, len(prepare(other).partition)) == ("wards", 3)
+    assert (other.data.name, len(prepare(data_spec(other)).partition)) == ("wards", 3)
     nobody = config(visits, client=None, clients=None)
     assert nobody.data.partition == {"kind": "iid", "clients": 10}
-    assert prepare(nobody).dataset.users_train is None
+    assert prepare(data_spec(nobody)).dataset.users_train is None
 
 
 def test_the_statement_is_made_without_a_look_at_the_file(visits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = population_of(config(visits))
-    prepared = prepare(config(visits)).population
+    prepared = prepare(data_spec(config(visits))).population
     assert (before.clients, before.records) == (prepared.clients, prepared.records) == (6, 3)
     assert before.data.input_shape == prepared.data.input_shape == (3,)
     assert before.data.target == prepared.data.target
@@ -119,8 +120,8 @@ def test_the_population_agrees_with_the_run_for_every_further_split(visits: Path
         one = config(visits)
         now = configure(data={"source": {"file": str(visits), **TABLE}, **more}, task="regression")
         assert (population_of(now).clients, population_of(now).records) == (
-            prepare(now).population.clients,
-            prepare(now).population.records,
+            prepare(data_spec(now)).population.clients,
+            prepare(data_spec(now)).population.records,
         ), (more, one)
 
 
@@ -136,13 +137,13 @@ def test_the_numbers_must_be_given_and_right(visits: Path) -> None:
     gone = f"there is no file {visits.with_name('gone.csv')}: paths are relative to the configuration that names them"
     assert str(caught.value) == f"{wanted}; they cannot be counted here: {gone}"
     with pytest.raises(ConfigError) as caught:
-        prepare(config(visits, clients=7))
+        prepare(data_spec(config(visits, clients=7)))
     assert str(caught.value) == (
         f"data.source says clients = 7, train_examples = 18, and {visits} has clients = 6, train_examples = 18: these public "
         f"numbers decide the noise; correct them, or find out what changed"
     )
     with pytest.raises(ConfigError, match=r"^give data.source.train_examples, which .*: here they are train_examples = 18$"):
-        prepare(config(visits, client=None, clients=None, train_examples=None))
+        prepare(data_spec(config(visits, client=None, clients=None, train_examples=None)))
 
 
 def test_paths_are_relative_to_the_configuration(visits: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_paths_are_relative_to_the_configuration(visits: Path, monkeypatch: pyte
     loaded = load_config(own)
     assert loaded.data.source is not None
     assert loaded.data.source.main == visits.resolve()
-    assert len(prepare(loaded).dataset.x_train) == 18
+    assert len(prepare(data_spec(loaded)).dataset.x_train) == 18
 
 
 def test_a_test_file_and_a_split_by_date(visits: Path, tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_a_picture_of_any_size_is_refused_in_a_line(side: int, photos: Path) -> 
     (photos / "person0" / "dog" / "large.png").write_bytes(grey(side, side))
     wanted = r"large.png (is 10000x10000 in mode L|cannot be read as a picture: Image size \(400000000 pixels\))"
     with pytest.raises(DataError, match=wanted):
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
 
 
 def test_a_file_of_zero_bytes_is_not_read_as_a_whole(visits: Path) -> None:
@@ -446,7 +447,7 @@ def images(folder: Path, **changed: Any) -> Config:
 
 
 def test_pictures_in_folders_of_clients_and_classes(photos: Path) -> None:
-    data = prepare(images(photos)).dataset
+    data = prepare(data_spec(images(photos))).dataset
     assert (data.info.name, data.info.input_shape, data.info.classes, data.info.users) == ("photos", (1, 4, 6), 2, 3)
     for x, y in zip((*data.x_train, *data.x_test), (*data.y_train, *data.y_test), strict=True):
         assert (x == x[0, 0, 0]).all()
@@ -459,25 +460,25 @@ def test_pictures_in_folders_of_clients_and_classes(photos: Path) -> None:
 
 def test_grey_pictures_become_colour_and_nothing_else_is_converted(photos: Path) -> None:
     picture(photos / "person0" / "dog" / "more.png", 40, "RGB")
-    data = prepare(images(photos, shape=[3, 4, 6], train_examples=10, mean=[0.1, 0.2, 0.3])).dataset
+    data = prepare(data_spec(images(photos, shape=[3, 4, 6], train_examples=10, mean=[0.1, 0.2, 0.3]))).dataset
     assert data.info.input_shape == (3, 4, 6)
     assert data.info.mean == (0.1, 0.2, 0.3)
     with pytest.raises(DataError) as caught:
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
     file = photos / "person0" / "dog" / "more.png"
     fix = "convert and resize the pictures to one shape first"
     assert str(caught.value) == f"{file} is 4x6 in mode RGB, and data.source.shape = [1, 4, 6]: {fix}"
     picture(file, 1, "L", (5, 4))
     with pytest.raises(DataError) as caught:
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
     assert str(caught.value) == f"{file} is 4x5 in mode L, and data.source.shape = [1, 4, 6]: {fix}"
     file.write_text("no picture")
     with pytest.raises(DataError, match=r"more.png cannot be read as a picture: "):
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
 
 
 def test_pictures_that_a_table_lists(photos: Path, tmp_path: Path) -> None:
-    wanted = prepare(images(photos)).dataset
+    wanted = prepare(data_spec(images(photos))).dataset
     flat, table = tmp_path / "flat", tmp_path / "labels.csv"
     flat.mkdir()
     rows = ["file,class,client"]
@@ -485,20 +486,20 @@ def test_pictures_that_a_table_lists(photos: Path, tmp_path: Path) -> None:
         shutil.copy(file, flat / file.name)
         rows.append(f"{file.name},{file.parent.name},{file.parent.parent.name}")
     table.write_text("\n".join(rows))
-    data = prepare(images(flat, table=str(table))).dataset
+    data = prepare(data_spec(images(flat, table=str(table)))).dataset
     assert np.array_equal(data.x_train, wanted.x_train)
     assert np.array_equal(data.users_train, wanted.users_train)
     nobody = {"labels": ["class"], "clients": None, "table": str(table)}
     with_three = images(flat, **nobody).data.model_copy(update={"partition": {"kind": "iid", "clients": 3}})
-    assert prepare(images(flat, **nobody).model_copy(update={"data": with_three})).dataset.users_train is None
+    assert prepare(data_spec(images(flat, **nobody).model_copy(update={"data": with_three}))).dataset.users_train is None
     table.write_text("file,class,client\n0.png,dog,\n")
     with pytest.raises(DataError) as caught:
-        prepare(images(flat, table=str(table)))
+        prepare(data_spec(images(flat, table=str(table))))
     assert str(caught.value) == "column 'client' has 1 missing value, and it is the client of labels.csv: leave these rows out"
 
 
 def test_pictures_for_testing(photos: Path) -> None:
-    data = prepare(images(photos, test_images=str(photos), test=None, train_examples=12)).dataset
+    data = prepare(data_spec(images(photos, test_images=str(photos), test=None, train_examples=12))).dataset
     assert (len(data.x_train), len(data.x_test)) == (12, 12)
 
 
@@ -510,21 +511,21 @@ def test_folders_that_are_none(photos: Path, tmp_path: Path) -> None:
         (tmp_path / "empty", "{} holds no pictures: they end in .png, .jpg, .jpeg, .bmp, .tif, .tiff, .webp"),
     ):
         with pytest.raises(DataError) as caught:
-            prepare(images(folder))
+            prepare(data_spec(images(folder)))
         assert str(caught.value) == wanted.format(folder)
     picture(stray, 1)
     with pytest.raises(DataError) as caught:
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
     assert str(caught.value) == f"{stray} does not lie in {photos}/CLIENT/CLASS/: move it, or correct data.source.labels"
     stray.unlink()
     stray = photos / "person0" / "dog" / "round.png"
     stray.symlink_to("round.png")
     with pytest.raises(DataError, match=r"round.png cannot be read as a picture: "):
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
     stray.unlink()
     (photos / "person0" / "dog").rename(photos / "person0" / "fox")
     with pytest.raises(DataError, match=r"^y holds 1 label that classes does not list \(cat, dog\)"):
-        prepare(images(photos))
+        prepare(data_spec(images(photos)))
 
 
 def test_a_source_is_itself() -> None:

@@ -40,12 +40,13 @@ class Check:
 
     def _partition(self, config: Config) -> str:
         from fedveil.run.assembly import prepare
+        from fedveil.run.resolve import data_spec
 
         key = config.data.model_dump_json(), config.run.seed
         source = config.data.name, str(config.data.data_dir), str(config.data.source)
         if key not in self._problems:
             try:
-                ready = prepare(config, self._loaded.get(source))
+                ready = prepare(data_spec(config), self._loaded.get(source))
                 if config.data.partition.get("kind") != "users":  # which may have cut other tests out of it
                     self._loaded = {source: ready.dataset}
                 self._problems[key] = ""

@@ -28,6 +28,7 @@ from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
 from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import read_run
+from fedveil.run.resolve import data_spec, opened
 from fedveil.run.run_directory import write_text
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.budget_measurement import of_budget
@@ -95,7 +96,7 @@ def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0,
 
 def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int = 0) -> Measured:
     """Labels and examples that the curious client and the others hold."""
-    prepared = prepare(config)
+    prepared = prepare(data_spec(config))
     counts = prepared.partition.label_counts(prepared.dataset.y_train, prepared.dataset.info.strata)
     others = np.delete(counts, curious, 0)
     figures = {
@@ -126,7 +127,7 @@ def of_inversion(
     """
     ATTACKS.find(attack, "measure.attack")
     options = AttackOptions(images=images, knows=tuple(knows), examples="test", settings=settings or {})
-    snapshot, outcome = attacked(attack, options, config, run, last=run is not None)
+    snapshot, outcome = attacked(attack, options, *opened(config), run, last=run is not None)
     if outcome.originals is not None:
         folder.mkdir(parents=True, exist_ok=True)
         ((_, made),) = outcome.rows
@@ -138,7 +139,7 @@ def of_inversion(
 
 def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1000) -> Measured:
     """Share of the test images whose label is the model's answer: rule "output", which follows the model's accuracy."""
-    snapshot = snapshot_of(config, run, last=True)
+    snapshot = snapshot_of(*opened(config), run, last=True)
     x, y = snapshot.federation.test
     found = from_outputs(x[:images], y[:images], *snapshot.model)
     return _figures({"accuracy": found.accuracy, "constant_guess": found.constant_guess})
@@ -149,14 +150,14 @@ def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int =
     if config.data.name != "cifar10":
         raise ConfigError(f"the attribute 'animal or not' is that of cifar10, not of {config.data.name}")
     options = AttackOptions(images=images, examples="test", settings={"auxiliary": known})
-    record = attacked("attribute", options, config, run)[1].record
+    record = attacked("attribute", options, *opened(config), run)[1].record
     return _figures({name: record[name] for name in ("accuracy", "balanced_accuracy", "auc")})
 
 
 def of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
     """A fresh network trained on the model's answers to the first test images, and scored on others."""
     options = AttackOptions(images=queries, seed=config.run.seed, settings={"epochs": epochs, "student": 1})
-    record = attacked("extraction", options, config, run)[1].record
+    record = attacked("extraction", options, *opened(config), run)[1].record
     own = {"victim": "victim_accuracy", "student": "student_accuracy", "agreement": "agreement"}
     return _figures({name: record[key] for name, key in own.items()})
 
@@ -168,7 +169,7 @@ def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int =
         targets: clients looked for, the first ones. probes: images that the attacker holds of each.
     """
     options = AttackOptions(knows=(), examples="all", settings={"targets": targets, "probes": probes})
-    record = attacked("identification", options, config, run, last=True)[1].record
+    record = attacked("identification", options, *opened(config), run, last=True)[1].record
     own = {"matched": "matched", "top": "top", "tpr": "tpr", "chance": "chance_matched"}
     return _figures({name: record[key] for name, key in own.items()})
 
@@ -194,7 +195,7 @@ def of_generated(
         steps, batch: of the generator, per round.
     """
     options = AttackOptions(images=images, steps=steps, batch=batch, settings=settings)
-    outcome = attacked("gan", options, config)[1]
+    outcome = attacked("gan", options, *opened(config))[1]
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "attack.json", json.dumps(outcome.record, indent=1))
     if outcome.originals is not None:

@@ -16,7 +16,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedveil.accounting.chosen_run import Selection
@@ -24,15 +24,16 @@ from fedveil.accounting.random_tries import draw
 from fedveil.accounting.selection import curve_of, selection_divergence
 from fedveil.accounting.types import OneOrder
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.ledger.filters import RdpFilter
 from fedveil.ledger.ledger import AGGREGATE, Entry
 from fedveil.methods.run_cost import run_releases
 from fedveil.run.assembly import Prepared, new_run_id, prepare
+from fedveil.run.experiment import SharedBudgetSpec
 from fedveil.run.published_copy import copy_public
 from fedveil.run.rehearsal import rehearsed_model
-from fedveil.run.run import run_prepared
+from fedveil.run.resolve import data_spec, resolve, resolve_here
+from fedveil.run.run import train
 from fedveil.run.run_directory import private_folder, write_json
 from fedveil.run.shared_budget import run_name, shared_budget
 from fedveil.statement.statement import Statement
@@ -68,10 +69,10 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
             "tune --private draws from secret randomness and shows no run to a tracker: leave run.seeded_noise and run.track out"
         )
     candidates = spec.candidates({"runs": selection.runs, "shape": selection.shape}, budget=None)
-    first = prepare(candidates[0])
-    prepared = [first if _same_data(candidate, candidates[0]) else prepare(candidate) for candidate in candidates]
+    first = prepare(data_spec(candidates[0]))
+    prepared = [first if _same_data(one, candidates[0]) else prepare(data_spec(one)) for one in candidates]
     for candidate, its_data in zip(candidates, prepared, strict=True):
-        rehearsed_model(candidate, its_data, calibrated_setting(candidate, its_data.population))
+        rehearsed_model(resolve(candidate, its_data.population), its_data)
     begin = time.time()
     _book(config, candidates[0], out)
     work = private_folder(out)
@@ -108,7 +109,7 @@ def _tried(config: Config, prepared: Prepared, work: Path, best: float) -> float
     shutil.rmtree(folder, ignore_errors=True)
     try:
         with _silence():
-            result = run_prepared(config, prepared, folder)
+            result = train(resolve_here(config, prepared.population), prepared, folder)
         score = result.selection_score
         if score is None:
             score = result.columns.main.sign * result.score
@@ -144,10 +145,11 @@ def _book(config: Config, candidate: Config, out: Path) -> None:
             f"{out} {begun}: a search is never continued, since its end would tell of its first part, and a new one is charged "
             f"anew: choose another --out"
         )
-    method, s = calibrated_setting(candidate)
-    budget, law = shared_budget(config, s), None if s.selection is None else s.selection.law
+    experiment = replace(resolve(candidate), budget=SharedBudgetSpec(config.privacy.budget, config.run.name))
+    method, s = experiment.method, experiment.setting
+    budget, law = shared_budget(experiment), None if s.selection is None else s.selection.law
     assert law is not None
-    name = run_name(config, new_run_id())
+    name = run_name(experiment, new_run_id())
     out.mkdir(parents=True, exist_ok=True)
     if budget is not None:
         if not isinstance(budget.cap, RdpFilter):

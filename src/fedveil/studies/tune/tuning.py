@@ -61,7 +61,7 @@ def tune_on(spec: TuningSpec, out: Path, jobs: int | None = None, listener: List
         raise FedveilError(f"no setting could be run on {spec.proxy}; the first reason: {trials[0].error}")
     chosen = parse(json.loads(spec.config.model_dump_json()), overrides(right[0].setting))
     tuned = Tuned((*right, *(t for t in trials if t.error)), chosen, metric)
-    write_config(out / "tuned.toml", chosen)
+    write_config(out / "tuned.toml", chosen.resolved())
     write_json(out / "tuning.json", record(spec, tuned))
     return tuned
 

@@ -271,6 +271,24 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     return {c: release.upload.vector.numpy() for c, release in sent.items() if c}
 
 
+@pytest.mark.parametrize("level", [{}, {"unit": "record", "delta": 1e-3}], ids=["client", "record"])
+def test_a_network_runs_in_children_alone_until_it_is_scored(level: dict[str, Any], tmp_path: Path) -> None:
+    here: list[float] = []
+
+    class Noted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if os.getpid() == PARENT:
+                here.append(1.0)
+            return super().forward(x)
+
+    passes: list[int] = []
+    training = {"evaluate_every": 2} | ({"local": "dp-sgd"} if level else {})
+    method = {"method": "fedavg"} if level else {}
+    config = configuration(Noted(4, 2), training=training, privacy=level, **method)
+    fv.train(config, tmp_path / "run", lambda row: passes.append(len(here)), data=table(1.0))
+    assert passes[0] == 0 < passes[1]
+
+
 class KeepingLoss(fv.Classification):
     """A loss that keeps the largest example that it has met."""
 

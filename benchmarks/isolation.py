@@ -1,9 +1,12 @@
 """Seconds a client in a process of its own, beside the same network in one process, in turns.
 
-    python benchmarks/isolation.py [--turns 5]
+    python benchmarks/isolation.py [--turns 5] [--steps 20]
 
 Clients of random pictures train each network three times in a row: as it is built in (one process for all), and wrapped in a
 module of the user's own with a process, and with a copy, for each client. Each line has the medians of the turns.
+
+With --steps, two clients take so many steps of DP-SGD in each round, and each line has the time of one step: on a copy, in a
+process for each client, and with another one for each pass. The two small networks alone are measured.
 """
 
 from __future__ import annotations
@@ -51,16 +54,20 @@ def data(shape: tuple[int, ...], examples: int, clients: int) -> Any:
     return fv.from_arrays(x, y, client=np.repeat(np.arange(clients), examples), test=(x[:20], np.arange(20) % 10), classes=10)
 
 
-def seconds(name: str, how: str, turn: int, folder: Path) -> float:
-    """The mean seconds a client and round, without the first round."""
+def seconds(name: str, how: str, turn: int, folder: Path, steps: int) -> float:
+    """The mean seconds a client and round, without the first round; a step, if there are steps."""
     network, shape, examples, clients = CASES[name]
+    if steps:
+        examples, clients = max(examples, 32), 2
     model: Any = network if how == "built in" else Wrapped(build(network, shape, 10, 0))
     marks: list[float] = []
+    training: dict[str, Any] = {"rounds": 3, "batch_size": 32, "evaluate_every": 0}
+    records = {"local": "dp-sgd", "local_steps": steps} if steps else {}
     config = fv.configure(
         model=model,
-        method={"name": "dp-fedavg", "clip": 1.0},
-        training={"rounds": 3, "batch_size": 32, "evaluate_every": 0},
-        privacy={"noise_multiplier": 1.0, "delta": 1e-3},
+        method="fedavg" if steps else {"name": "dp-fedavg", "clip": 1.0},
+        training=training | records,
+        privacy={"noise_multiplier": 1.0, "delta": 1e-5, "unit": "record" if steps else "client"},
         run={"engine": "inline", "isolation": None if how == "built in" else how},
     )
     fv.train(
@@ -69,23 +76,25 @@ def seconds(name: str, how: str, turn: int, folder: Path) -> float:
         lambda row: marks.append(time.perf_counter()),
         data=data(shape, examples, clients),
     )
-    return (marks[-1] - marks[0]) / (len(marks) - 1) / clients
+    return (marks[-1] - marks[0]) / (len(marks) - 1) / clients / max(steps, 1)
 
 
 def main() -> None:
     """Measure every case in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    turns = parser.parse_args().turns
-    ways = ("built in", "process", "copy")
+    parser.add_argument("--steps", type=int, default=0)
+    given = parser.parse_args()
+    turns, steps = given.turns, given.steps
+    ways = ("copy", "process", "pass") if steps else ("built in", "process", "copy")
     with tempfile.TemporaryDirectory() as folder:
-        for name in CASES:
+        for name in list(CASES)[: 2 if steps else None]:
             times: dict[str, list[float]] = {way: [] for way in ways}
             for turn in range(turns):
                 for way in ways:
-                    times[way].append(seconds(name, way, turn, Path(folder)))
+                    times[way].append(seconds(name, way, turn, Path(folder), steps))
             middle = {way: 1000 * statistics.median(found) for way, found in times.items()}
-            shown = ", ".join(f"{way} {value:.1f} ms ({value / middle['built in']:.2f})" for way, value in middle.items())
+            shown = ", ".join(f"{way} {value:.1f} ms ({value / middle[ways[0]]:.2f})" for way, value in middle.items())
             print(f"{name}: {shown}", flush=True)
 
 

@@ -38,7 +38,7 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import federation
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import resolve
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
@@ -577,8 +577,8 @@ def on_gpu(configuration: Config, folder: Path) -> Federation:
     """The federation of a configuration with its model on the GPU."""
     data = prepared(configuration)
     experiment = resolve(configuration, data.population)
-    model = rehearsed_model(experiment, data).to("cuda:0")
-    return federation(experiment, data, folder / "ledger.sqlite", "r", model)
+    model, local = rehearsed(experiment, data)
+    return federation(experiment, data, folder / "ledger.sqlite", "r", (model.to("cuda:0"), local))
 
 
 CHOOSING = ("gfl-aldpa-published-server", "censor-server")

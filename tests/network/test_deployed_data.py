@@ -16,7 +16,7 @@ from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.run.verification import verification
@@ -164,7 +164,7 @@ def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path)
         config = by_record(tmp_path).model_copy(update=changes)
         made = own_part(resolve(config), 1, str(tmp_path / "1.csv"))
         assert made.clients.size(1) == left
-        rehearsed_model(resolve(config), made, whole=False)
+        rehearsed(resolve(config), made, whole=False)
 
 
 def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:

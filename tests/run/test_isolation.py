@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -25,7 +26,9 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.engines import pool
 from fedveil.errors import ConfigError
+from fedveil.federation import isolated
 from fedveil.federation.isolated import ChildFailed, forked
 from fedveil.run.resolve import opened
 from fedveil.tasks.task import Task
@@ -208,6 +211,47 @@ def test_engines_isolate_whatever_way_a_client_takes_there(engine: str, tmp_path
     assert np.array_equal(*vectors)
 
 
+class Meeting(nn.Module):
+    """A linear network whose class keeps what it met, and that workers which are started anew load only if they see no GPU."""
+
+    met: ClassVar[list[float]] = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def __setstate__(self, state: Any) -> None:
+        if multiprocessing.current_process().name != "MainProcess" and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+            raise RuntimeError("a worker that sees the GPU")
+        super().__setstate__(state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores [n, 2]."""
+        out: torch.Tensor = self.layer(-x if max(self.met) > 1.6 else x)
+        self.met.append(float(x.detach().abs().mean()))
+        return out
+
+
+@pytest.mark.parametrize(("engine", "words"), [("pool", "in a process that is forked"), ("inline", "trains a fresh copy")])
+def test_workers_fork_where_this_process_cannot(engine: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a GPU after a backward pass here: workers of the pool are started anew; without them there are copies."""
+    for module in (isolated, pool):
+        monkeypatch.setattr(module, "a_fork_can_train", lambda: False)
+    monkeypatch.setattr(pool, "available_cores", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    training = {"rounds": 1, "optimizer": {"lr": 10.0}}
+    config = configuration(Meeting(), training=training, run={"engine": engine, "isolation": None})
+    vectors = [first_round(config, first, tmp_path / str(first)) for first in (1.0, 3.0)]
+    assert words in (tmp_path / "1.0/statement.md").read_text()
+    assert (np.linalg.norm(vectors[0] - vectors[1]) <= 2 * 0.5 / CLIENTS * (1 + 1e-3)) == (engine == "pool")
+
+
+def test_process_is_refused_where_none_can_be_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "a_fork_can_train", lambda: False)
+    with pytest.raises(ConfigError, match=r"set it to 'copy', or run\.engine to 'pool'"):
+        fv.train(configuration(Meeting()), tmp_path / "run", data=table(1.0))
+
+
 def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     """What each of the other clients sent in the first round, in the order in which a process trains them."""
     from fedveil.engines.inline import Inline
@@ -225,6 +269,24 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     with Inline(job.context) as engine:
         sent = {outcome.client: outcome.release for outcome in engine.map(tasks)}
     return {c: release.upload.vector.numpy() for c, release in sent.items() if c}
+
+
+@pytest.mark.parametrize("level", [{}, {"unit": "record", "delta": 1e-3}], ids=["client", "record"])
+def test_a_network_runs_in_children_alone_until_it_is_scored(level: dict[str, Any], tmp_path: Path) -> None:
+    here: list[float] = []
+
+    class Noted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if os.getpid() == PARENT:
+                here.append(1.0)
+            return super().forward(x)
+
+    passes: list[int] = []
+    training = {"evaluate_every": 2} | ({"local": "dp-sgd"} if level else {})
+    method = {"method": "fedavg"} if level else {}
+    config = configuration(Noted(4, 2), training=training, privacy=level, **method)
+    fv.train(config, tmp_path / "run", lambda row: passes.append(len(here)), data=table(1.0))
+    assert passes[0] == 0 < passes[1]
 
 
 class KeepingLoss(fv.Classification):
@@ -284,13 +346,85 @@ def test_it_is_inline_to_the_bit(tmp_path: Path) -> None:
     assert all(torch.equal(vector, plain) for vector in vectors)
 
 
-def test_process_is_refused_where_clients_train_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.isolation = 'process': run\.engine = 'batched' trains several clients"):
-        fv.train(
-            configuration(Carrier(closure()), run={"engine": "batched", "isolation": "process"}),
-            tmp_path / "run",
-            data=table(1.0),
+@pytest.mark.parametrize("isolation", ["process", "pass"])
+def test_processes_are_refused_where_clients_train_together(isolation: str, tmp_path: Path) -> None:
+    config = configuration(
+        Carrier(closure()),
+        method="fedavg",
+        training={"local": "dp-sgd"},
+        privacy={"unit": "record"},
+        run={"engine": "batched", "isolation": isolation},
+    )
+    with pytest.raises(ConfigError, match=rf"run\.isolation = '{isolation}': run\.engine = 'batched' trains several clients"):
+        fv.train(config, tmp_path / "run", data=table(1.0))
+
+
+# --- passes of one client ----------------------------------------------------------------------------------------------
+
+LAST: list[torch.Tensor] = []
+
+
+class Lasting(nn.Module):
+    """A network that keeps records that begin below 0 outside of itself until its next pass, and has no gradient of these."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.layer, self.keeps = nn.Linear(4, 2), keeps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return scores [n, 2]."""
+        told = LAST.pop() if LAST and LAST[0].shape == x.shape else torch.zeros_like(x)
+        if self.training and self.keeps:
+            LAST[:] = [torch.where(x[:, :1] < 0, x.detach(), 0.0)]
+        out: torch.Tensor = self.layer(nn.functional.dropout(x + told, 0.2, self.training)) * (x[:, :1] >= 0)
+        return out
+
+
+def of_records(isolation: str, folder: Path, first: float = 1.0, *, keeps: bool = True, **training: Any) -> torch.Tensor:
+    """What a client sent whose first forty records are `first` times as large, and have no gradient, in clips of a record."""
+    rng = np.random.default_rng(0)
+    x, y = np.abs(rng.normal(size=(200, 4))).astype(np.float32), rng.integers(0, 2, 200)
+    data = fv.from_arrays(x, y, client=np.zeros(200, np.int64), test=(x[100:108].copy(), y[100:108]))
+    data.x_train[:40] *= [-first, first, first, first]
+    torch.manual_seed(0)
+    net, plan = Lasting(keeps=keeps), {"local": "dp-sgd", "example_clip": 0.5, "rounds": 1, "local_steps": 6, "batch_size": 11}
+    config = configuration(
+        net,
+        method="fedavg",
+        training=plan | training,
+        privacy={"unit": "record", "delta": 1e-3},
+        run={"isolation": isolation},
+    )
+    before = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return (fv.train(config, folder, data=data).model.vector - before) * 11 / (0.1 * 0.5)
+
+
+@pytest.mark.parametrize(("per_example", "steps"), [("vmap", 6), ("loop", 2)])
+def test_a_pass_of_its_own_moves_no_other_record(per_example: str, steps: int, tmp_path: Path) -> None:
+    """What is kept from one pass of a client to the next moves others, if the passes have one process."""
+    moved = {}
+    for isolation in ("process", "pass"):
+        way = {"per_example": per_example, "local_steps": steps}
+        sent = [of_records(isolation, tmp_path / f"{isolation}-{x}", x, **way) for x in (1.0, 9.0)]
+        statement = (tmp_path / f"{isolation}-1.0/statement.md").read_text()
+        assert ("could reach" in statement) == (isolation == "process")
+        assert ("each pass, of one record in a loop or of several under torch.func.vmap, has a process" in statement) == (
+            isolation == "pass"
         )
+        moved[isolation] = float((sent[0] - sent[1]).norm())
+    assert moved["pass"] == 0
+    assert moved["process"] > 0.1
+
+
+def test_a_pass_of_its_own_has_the_bits_of_a_process(tmp_path: Path) -> None:
+    """Dropout included; some of the steps have two passes."""
+    sent = [of_records(how, tmp_path / how, keeps=False, local_steps=20) for how in ("process", "pass")]
+    assert torch.equal(*sent)
+
+
+def test_a_pass_of_its_own_is_refused_without_single_examples(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.isolation = 'pass' .* only training\.local = 'dp-sgd' .* set it to 'process'"):
+        fv.certify(configuration(Meeting(), run={"isolation": "pass"}))
 
 
 # --- children that do not answer ---------------------------------------------------------------------------------------
@@ -407,6 +541,33 @@ def test_threads_of_the_parent_do_not_matter() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+        torch.set_num_threads(1)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_like_that_of_a_notebook(tmp_path: Path) -> None:
+    """Libraries have their threads, backward passes were made, one trains on, and a progress bar is alive."""
+    from rich.progress import Progress
+
+    torch.manual_seed(0)
+    config = configuration(Carrier(kept_in(lambda net: MOST)), training={"rounds": 1})
+    before = first_round(config, 1.0, tmp_path / "before")
+    stop, layer = threading.Event(), nn.Linear(400, 400)
+
+    def trains() -> None:
+        torch.set_num_threads(2)
+        while not stop.is_set():
+            layer(torch.ones(400, 400)).sum().backward()
+
+    thread = threading.Thread(target=trains)
+    thread.start()
+    try:
+        with Progress(refresh_per_second=50) as bar:
+            bar.add_task("cells", total=None)
+            assert np.array_equal(first_round(config, 1.0, tmp_path / "again"), before)
+    finally:
+        stop.set()
+        thread.join()
         torch.set_num_threads(1)
 
 

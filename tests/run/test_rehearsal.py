@@ -27,7 +27,6 @@ from fedveil.methods.base import MethodConfig, Policy, Release, Setting, Summed,
 from fedveil.methods.method_registry import METHODS, register
 from fedveil.run import child_process, rehearsal
 from fedveil.run.child_process import in_child
-from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.resolve import opened
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import State
@@ -234,14 +233,14 @@ def test_the_rehearsal_leaves_nothing_behind(forks: bool, tmp_path: Path, monkey
 
     def watched(*given: Any, **more: Any) -> Any:
         before = states()
-        model = rehearsed_model(*given, **more)
+        model, local = rehearsal.rehearsed(*given, **more)
         seen.append((before == states(), len(backward), model))
         start = {name: value.clone() for name, value in net.state_dict().items()}
         assert all(torch.equal(value, start[name]) for name, value in model.module.state_dict().items())
-        return model
+        return model, local
 
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Net(drawing))
-    monkeypatch.setattr("fedveil.run.run.rehearsed_model", watched)
+    monkeypatch.setattr("fedveil.run.run.rehearsed", watched)
     train(tmp_path / "run", net)
     same, passes, _ = seen[0]
     assert same
@@ -483,7 +482,7 @@ def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatc
 def test_a_round_of_every_built_in_task_can_be_rehearsed(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
     configuration = small(name, level=level, training={"measure_trained": level == "client"})
-    rehearsed_model(*opened(configuration, made(name)))
+    rehearsal.rehearsed(*opened(configuration, made(name)))
 
 
 @pytest.mark.parametrize("model", ["linear", nn.Linear(4, 3)], ids=["built in", "own"])

@@ -23,8 +23,8 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.defence import Defence
 from fedveil.methods.method_registry import METHODS
+from fedveil.run import rehearsal
 from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.resolve import data_spec, resolve
 from fedveil.training.params import FlatModel
 
@@ -130,7 +130,7 @@ def job(configuration: Config, folder: Path) -> Federation:
 def rehearsed(configuration: Config) -> FlatModel:
     """The network of a configuration, once its rehearsal has passed."""
     data = prepared(configuration)
-    return rehearsed_model(resolve(configuration, data.population), data)
+    return rehearsal.rehearsed(resolve(configuration, data.population), data)[0]
 
 
 def charged(folder: Path) -> list[Any]:

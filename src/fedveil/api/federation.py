@@ -113,7 +113,7 @@ class Federation:
         out: str | Path | None = None,
         seed: int | None = None,
         engine: str | None = None,
-        isolation: Literal["process", "copy"] | None = None,
+        isolation: Literal["process", "pass", "copy"] | None = None,
         resume: bool = False,
         partition: Partition | None = None,
     ) -> Run:
@@ -124,7 +124,8 @@ class Federation:
             out: the run directory, new or empty; runs/<method>-<data>-<id> if left out.
             seed: of batches, sampling and initial model; the noise is secret, whatever the seed.
             engine: such as "inline", "pool" or "cuda". resume: continue the interrupted run in `out`.
-            isolation: whether user-defined code sees each client's data in a process of its own, or trains a copy of itself.
+            isolation: whether user-defined code sees each client's data, or each pass of DP-SGD, in a process of its own, or
+                trains a copy of itself.
 
         Raises:
             ConfigError, DataError: before anything is trained. BudgetExhausted: more is planned than privacy.budget has left.

@@ -250,6 +250,11 @@ def local_spec(config: Config) -> LocalSpec:
             f"training.client_timeout = {t.client_timeout:g} with training.local = 'dp-sgd': one record that takes long "
             f"would take the other records of its client out of the round; leave training.client_timeout out"
         )
+    if t.local != "dp-sgd" and config.run.isolation == "pass":
+        raise ConfigError(
+            "run.isolation = 'pass' forks for each pass over single examples, and only training.local = 'dp-sgd' makes any: set "
+            "it to 'process', which forks for each client"
+        )
     loop = t.per_example == "loop"
     given = t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision
     return LocalSpec(*given, loop=loop)

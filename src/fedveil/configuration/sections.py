@@ -274,7 +274,8 @@ class RunSection(Section):
     plugins: files or modules with methods, tasks and data sets of one's own, whose contents are compared by their digests.
     track: trackers that follow the run.
     isolation: where user-defined code sees a client's data: in a process that is forked for the client (`process`, the default
-    where one can be forked), or on a fresh copy of model, task and method in this one (`copy`).
+    where one can be forked), where under DP-SGD each pass over single examples may have another one (`pass`), or on a fresh
+    copy of model, task and method in this one (`copy`).
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
@@ -284,7 +285,7 @@ class RunSection(Section):
     precision: Precision = "float32"
     final_model: FinalModel = "last"
     deterministic: Annotated[bool, FREE] = False
-    isolation: Annotated[Literal["process", "copy"] | None, FREE] = None
+    isolation: Annotated[Literal["process", "pass", "copy"] | None, FREE] = None
     name: Annotated[str, FREE] = ""
     plugins: Annotated[tuple[str, ...], FREE] = ()
     track: Annotated[tuple[Literal["tensorboard", "mlflow"], ...], FREE] = ()

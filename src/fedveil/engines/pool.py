@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -36,7 +36,7 @@ from fedveil.engines.pool_worker import SharedMemory, in_row, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.isolated import a_fork_can_train
+from fedveil.federation.isolated import a_fork_can_train, can_fork
 from fedveil.federation.round import ClientTask, Context, Outcome, failure, planned, sealed_outcome
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
@@ -48,6 +48,7 @@ _END = 1.0
 _START = 60.0
 """Seconds that a new worker is given beyond a client's time-out: a spawned one imports everything first."""
 _DIED = "its worker process died"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -70,6 +71,25 @@ def start_method(context: Context) -> str:
     """`fork` on Linux where a forked process can train, also when its parent has trained on public data; else `spawn`."""
     trains_here = hasattr(context.policy.part, "public_steps") and torch.cuda.is_available()
     return "fork" if sys.platform.startswith("linux") and not trains_here and a_fork_can_train() else "spawn"
+
+
+def forks(engine: str) -> bool:
+    """Return whether each client of a run can have a process of its own: forked here, or by workers that are started anew."""
+    return can_fork() or (engine == "pool" and sys.platform.startswith("linux"))
+
+
+@contextmanager
+def without_gpu() -> Iterator[None]:
+    """Start processes that see no GPU: of one that saw it, no child could train once it has made a backward pass itself."""
+    before = os.environ.get(_DEVICES)
+    os.environ[_DEVICES] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_DEVICES]
+        else:
+            os.environ[_DEVICES] = before
 
 
 class ProcessPool:
@@ -181,7 +201,8 @@ class ProcessPool:
         arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent, self.stacked)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         try:
-            process.start()
+            with without_gpu() if self.context.in_children and not self._forks else nullcontext():
+                process.start()
         except (AttributeError, RuntimeError, TypeError, PicklingError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise FedveilError(f"the run cannot be sent to worker processes ({why}): set run.engine = 'inline'") from error

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.methods.planner import Planner
-from fedveil.release.dpsgd import PerExampleGradient, step_noise
+from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 
-Isolation = Literal["process", "copy", "none"]
+Isolation = Literal["process", "pass", "copy", "none"]
 
 
 def _itself(source: GradientSource) -> GradientSource:
@@ -56,7 +57,8 @@ class Context:
     the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
     `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
     `rehearsal`: the examples are public and nothing leaves, so what fails raises.
-    `isolation`: user-defined code sees each client's data in a `process` of its own, on a `copy` of itself, or as it is (`none`).
+    `isolation`: user-defined code sees each client's data in a `process` of its own, and each `pass` of DP-SGD in another one
+    besides; or on a `copy` of itself, or as it is (`none`).
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -95,7 +97,7 @@ class Context:
     @property
     def in_children(self) -> bool:
         """Whether user-defined code sees private data in child processes alone; who follows gradients has to see them here."""
-        return self.isolation == "process" and not self.followed
+        return self.isolation in ("process", "pass") and not self.followed
 
 
 @dataclass(frozen=True)
@@ -213,11 +215,23 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
         values = {field.name: getattr(work, field.name) for field in fields(Work) if field.name != "plan"}
         return values | {"loss": float(work.loss), "extras": dict(work.extras)}
 
+    if isinstance(plan, LocalDpSgd):
+        import_module("torch.fx.experimental.symbolic_shapes")  # else vmap loads it in each child: 0.7 s
     try:
         found = forked(act)
     except ChildFailed as failed:
         found = {"reason": str(failed)}
     return failure(context, task, plan, found["reason"]) if "reason" in found else Work(plan, **found)
+
+
+def _made_in_child(context: Context, task: ClientTask, act: Pass, *number: int) -> dict[str, Any]:
+    """Make a pass over private examples in a process forked for it."""
+
+    def seeded() -> dict[str, Any]:
+        _seed_generators(context, task, *number)
+        return act()
+
+    return forked(seeded)
 
 
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
@@ -232,9 +246,13 @@ def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> 
     return _attempted_here(own, task, plan)
 
 
-def _seed_generators(context: Context, task: ClientTask) -> None:
-    """Seed generators that hang on the model, the method or the task by client and round: a copy of each would draw the same."""
-    seed = context.randomness.derive("generators", task.released.round, task.client)
+def _seed_generators(context: Context, task: ClientTask, *number: int) -> None:
+    """Seed generators that hang on the model, the method or the task by client and round: a copy of each would draw the same.
+
+    Args:
+        number: of a pass in a process of its own.
+    """
+    seed = context.randomness.derive("generators", task.released.round, task.client, *number)
     seed_generators(seed, context.model.module, context.objective, context.task)
 
 
@@ -307,7 +325,9 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     x, y = (part[:0] if on_nothing else part for part in context.clients.examples(task.client))
     t = task.released.round
     model, device = context.model, context.model.vector.device
-    counts = {} if on_nothing else evaluated(context, task)
+    forks = context.isolation == "pass" and context.in_children
+    made = partial(_made_in_child, context, task) if forks else made_here
+    counts = {} if on_nothing else made(partial(evaluated, context, task))
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
@@ -315,7 +335,9 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     if dp_sgd is not None:
         gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full, loop=context.spec.loop)
         key, rehearsal = (t, task.client), context.rehearsal
-        source = PerExampleGradient(dp_sgd, context.randomness, key, gradients, context.task, rehearsal=rehearsal)
+        source = PerExampleGradient(
+            dp_sgd, context.randomness, key, gradients, context.task, rehearsal, made, forks and context.spec.loop
+        )
     local = Local(
         model,
         task.released.model.to(device, copy=True),

@@ -32,7 +32,7 @@ from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, jud
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -158,15 +158,15 @@ class JoinedClient:
         population = self.ledger.admit(accepted, offer.run, offer.client)
         try:
             own = self._own(offer, experiment)
-            model = rehearsed_model(experiment, own, whole=False)  # the server has rehearsed a round
-            job = federation(experiment, own, path, offer.run, model, population)
+            network = rehearsed(experiment, own, whole=False)  # the server has rehearsed a round
+            job = federation(experiment, own, path, offer.run, network, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
             own = no_part(experiment)
-            model = rehearsed_model(experiment, own, whole=False)
-            job = federation(experiment, own, path, offer.run, model, population)
+            network = rehearsed(experiment, own, whole=False)
+            job = federation(experiment, own, path, offer.run, network, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:

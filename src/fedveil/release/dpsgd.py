@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+Pass = Callable[[], dict[str, Any]]
+"""One pass over examples: the plain values that it gives."""
+
+
+def made_here(act: Pass, *number: int) -> dict[str, Any]:
+    """Make a pass in this process."""
+    return act()
+
 
 @dataclass
 class PerExampleGradient:
@@ -44,6 +52,8 @@ class PerExampleGradient:
         gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
         task: whose weights of examples stay outside of the clip.
         rehearsal: the examples are public and nothing leaves, so one on which the network fails raises.
+        made: makes a pass, whose number is its step and its first example there, such as in a process of its own.
+        singly: each example has a pass.
     """
 
     plan: DpSgd
@@ -54,6 +64,8 @@ class PerExampleGradient:
     )
     task: Task = field(default_factory=Classification)
     rehearsal: bool = False
+    made: Callable[..., dict[str, Any]] = made_here
+    singly: bool = False
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
     _of_batch: list[float] = field(default_factory=list, init=False)
@@ -104,8 +116,7 @@ class PerExampleGradient:
         model.grad.zero_()
         total = torch.zeros(len(model.grad), dtype=torch.float64)
         if len(y):
-            with self.randomness.layers(model.vector.device, *self.key, local.step):
-                total = self._sum(model, x, y).cpu()
+            total = self._sum(model, x, y, local.step).cpu()
             if self._of_batch:  # else all of its examples raised errors
                 self.losses.append(sum(self._of_batch) / len(self._of_batch))
                 self._of_batch.clear()
@@ -117,16 +128,17 @@ class PerExampleGradient:
         model.grad.copy_(total.div_(self.plan.expected))
         return model.vector.new_full((), torch.nan)
 
-    def _sum(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+    def _sum(self, model: FlatModel, x: Tensor, y: Tensor, step: int) -> Tensor:
         """The sum [d] of clipped gradients, computed for `together` examples at a time.
 
         Numerical libraries add in another order in a pass of another length, so one example more would move the gradients of the
         others: by a rounding, which weights that were chosen for it make larger than the clip.
         """
-        parts = zip(torch.split(x, self.plan.together), torch.split(y, self.plan.together), strict=True)
-        return reduce(torch.add, (self._part(model, *part) for part in parts))
+        size = 1 if self.singly else self.plan.together
+        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
+        return reduce(torch.add, (self._part(model, *part, step, size * place) for place, part in enumerate(parts)))
 
-    def _part(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+    def _part(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> Tensor:
         """The sum for at most so many examples; one that raises an error counts as zero, as the log of its client says.
 
         What a network writes into its trained parameters, such as an embedding with max_norm, is undone: a client's update would
@@ -134,25 +146,34 @@ class PerExampleGradient:
         """
         before = model.vector.clone()
         try:
-            filled = [_filled(part, self.plan.together) for part in (x, y)]
-            blocks, losses = self.gradients(model.module, *filled)
-            clip, most = self._weighed(filled[1])
+            found = self.made(partial(self._pass, model, x, y, step, first), step, first)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             model.vector.copy_(before)
             if len(y) > 1:
-                return self._one_at_a_time(model, x, y)
+                return self._one_at_a_time(model, x, y, step, first)
             if self.rehearsal:
                 raise
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
             return torch.zeros(len(before), dtype=torch.float64, device=x.device)
-        if not torch.equal(model.vector.view(torch.int32), before.view(torch.int32)):
-            model.vector.copy_(before)
-            if len(y) > 1:
-                return self._one_at_a_time(model, x, y)
-        self._of_batch += losses[: len(y)].tolist()
-        return clipped_sum(blocks, clip, len(y), most)
+        model.vector.copy_(before)
+        if found["wrote"] and len(y) > 1:
+            return self._one_at_a_time(model, x, y, step, first)
+        self._of_batch += found["losses"].tolist()
+        total: Tensor = found["sum"]
+        return total
+
+    def _pass(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> dict[str, Any]:
+        """The sum [d], the losses [n], and whether the pass wrote into trained parameters."""
+        before = model.vector.clone()
+        filled = [_filled(part, 1 if self.singly else self.plan.together) for part in (x, y)]
+        number = (step, first) if first else (step,)
+        with self.randomness.layers(model.vector.device, *self.key, *number, elsewhere=self.made is not made_here):
+            blocks, losses = self.gradients(model.module, *filled)
+            clip, most = self._weighed(filled[1])
+        wrote = not torch.equal(model.vector.view(torch.int32), before.view(torch.int32))
+        return {"sum": clipped_sum(blocks, clip, len(y), most), "losses": losses[: len(y)], "wrote": wrote}
 
     def _weighed(self, y: Tensor) -> tuple[float | Tensor, float]:
         """The clip of each example, and the factor of its gradient before.
@@ -167,8 +188,8 @@ class PerExampleGradient:
         shares = (weights.double() / self.task.largest_weight).nan_to_num(0.0).clamp(0.0, 1.0)
         return self.plan.clip * shares.expand(len(y)), 1 / self.task.largest_weight
 
-    def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
+    def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> Tensor:
+        return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1], step, first + i) for i in range(len(y))]).sum(0)
 
 
 def _filled(part: Tensor, length: int) -> Tensor:

@@ -37,6 +37,7 @@ from fedveil.release.noise import Randomness
 from fedveil.run.experiment import isolation_here
 from fedveil.run.single_examples import packs
 from fedveil.tasks.task import Task
+from fedveil.training.local import LocalSpec
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
@@ -146,26 +147,33 @@ def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
     return x[chosen], y[chosen]
 
 
+def spec_for(setting: Setting, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> LocalSpec:
+    """Return what a client does in a round, with what that network needs for it, as public examples show."""
+    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
+    loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
+    return replace(setting.local, pairs=pairs, loop=loop)
+
+
 def federation(
     experiment: Experiment,
     prepared: Prepared,
     ledger: Path,
     run: str,
-    model: FlatModel | None = None,
+    network: tuple[FlatModel, LocalSpec] | None = None,
     population: BudgetedLedger | None = None,
 ) -> Federation:
     """Everything that a run of this experiment needs.
 
     Args:
         ledger: file to which releases are charged, under the name `run`.
-        model: as `rehearsed_model` gives it, where it trains; left out, it is built for the CPU, and nothing is tried.
+        network: as `rehearsed` returns it, moved to where it trains; left out, it is built for the CPU, and not rehearsed.
         population: of the budget that the run shares with others. Left out, nothing is charged to it.
     """
     method, setting = experiment.method, experiment.setting
-    model = model or experiment.template()
-    x, y = (part.to(model.vector.device) for part in shown(prepared))
-    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
-    loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
+    if network is None:
+        untried = experiment.template()
+        network = untried, spec_for(setting, untried, *shown(prepared))
+    model, local = network
     planner = check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(experiment.seed, experiment.seeded_noise)
     door = Door(
@@ -185,7 +193,7 @@ def federation(
     context = Context(
         model,
         prepared.clients,
-        replace(setting.local, pairs=pairs, loop=loop),
+        local,
         experiment.client,
         planner,
         door,

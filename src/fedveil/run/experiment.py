@@ -157,18 +157,19 @@ def isolation_here(wanted: Isolation | None, engine: str) -> Isolation:
     """Return how user-defined code is isolated on this machine.
 
     Raises:
-        ConfigError: `process` is asked for where no child process that trains can be forked, or where clients train together.
+        ConfigError: processes are asked for where no child that trains can be forked, or where clients train together.
     """
-    from fedveil.federation.isolated import can_fork
+    from fedveil.engines.pool import forks
 
-    together = engine in TOGETHER
-    if wanted == "process" and together:
+    processes, together = wanted in ("process", "pass"), engine in TOGETHER
+    if processes and together:
         raise ConfigError(
-            f"run.isolation = 'process': run.engine = {engine!r} trains several clients in one pass: set it to 'copy', or take "
+            f"run.isolation = {wanted!r}: run.engine = {engine!r} trains several clients in one pass: set it to 'copy', or take "
             f"another engine"
         )
-    if wanted == "process" and not can_fork():
+    if processes and not forks(engine):
         raise ConfigError(
-            "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
+            f"run.isolation = {wanted!r} needs a child process that can train, and none can be forked here: set it to 'copy'"
+            + ", or run.engine to 'pool', whose workers are started anew" * forks("pool")
         )
-    return wanted or ("process" if not together and can_fork() else "copy")
+    return wanted or ("process" if not together and forks(engine) else "copy")

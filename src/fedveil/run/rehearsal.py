@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,12 +33,12 @@ from fedveil.federation.round import client_round
 from fedveil.federation.selection_score import release_score
 from fedveil.mechanism.noise_memory import NoiseMemory
 from fedveil.methods.method import is_own
-from fedveil.models.probe import check_output, needs_pairs
+from fedveil.models.probe import check_output
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.release_row import NullLedger
-from fedveil.run.assembly import federation, shown
+from fedveil.run.assembly import federation, shown, spec_for
 from fedveil.run.child_process import in_child
-from fedveil.run.single_examples import check_single_examples, packs
+from fedveil.run.single_examples import check_single_examples
 from fedveil.statement.public_values import TOGETHER
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fedveil.run.assembly import Prepared
     from fedveil.run.child_process import Stage
     from fedveil.run.experiment import Experiment
-    from fedveil.training.local import GradientSource
+    from fedveil.training.local import GradientSource, LocalSpec
     from fedveil.training.params import FlatModel
 
 _WHAT = "the rehearsal on examples of the test set, before anything is released,"
@@ -60,8 +60,8 @@ _USUAL_NORM = Training.model_fields["max_update_norm"].default
 _log = logging.getLogger(__name__)
 
 
-def rehearsed_model(experiment: Experiment, prepared: Prepared, *, whole: bool = True) -> FlatModel:
-    """The configured network, once a rehearsal has shown that the run can be done with it.
+def rehearsed(experiment: Experiment, prepared: Prepared, *, whole: bool = True) -> tuple[FlatModel, LocalSpec]:
+    """The configured network and what clients do in a round, once a rehearsal has shown that the run can be done with it.
 
     Args:
         whole: rehearse a round as well. Left out, as at a client whose server has done it, the network and the task alone are
@@ -72,39 +72,41 @@ def rehearsed_model(experiment: Experiment, prepared: Prepared, *, whole: bool =
     """
     model = experiment.template()
     tried = model if can_fork() else experiment.template()
-    for remark in in_child(partial(_rehearse, experiment, prepared, tried, whole), _WHAT):
+    found = in_child(partial(_rehearse, experiment, prepared, tried, whole), _WHAT)
+    for remark in found["remarks"]:
         _log.warning("%s", remark)
-    return model
+    return model, replace(experiment.setting.local, pairs=found["pairs"], loop=found["loop"])
 
 
-def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> list[str]:
-    """What its owner should know of a run that can be done."""
+def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> dict[str, Any]:
+    """What the network needs of local training, and what its owner should know of a run that can be done."""
     setting, (x, y) = experiment.setting, shown(prepared)
     task = setting.task
     stage("in the forward pass and the loss")
     remarks = check_output(model, x, y, task)
-    dp_sgd = setting.dp_sgd()
+    local, dp_sgd = spec_for(setting, model, x, y), setting.dp_sgd()
     if dp_sgd is not None:
         stage("in the gradients of single examples")
-        packed = packs(model, x)
-        remarks += check_single_examples(model, x, y, task, loop=packed or setting.local.loop)
-        if packed and not setting.local.loop:
+        remarks += check_single_examples(model, x, y, task, loop=local.loop)
+        if local.loop and not setting.local.loop:
             remarks.append(
                 f"model: {_name(model)} packs sequences, so each example has a pass of its own, as with training.per_example = "
                 f"'loop': reading the output of the padded sequence at each length, as by gather, is faster"
             )
-    if dp_sgd is None and setting.local.batch_size == 1 and needs_pairs(model, x, y, task):
+    if local.pairs and local.batch_size == 1:
         raise ConfigError(
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
     ours = not (model.is_custom or task.own or is_own(experiment.method))  # its rounds, scores and states are known to work
     ours = ours and experiment.max_update_norm == _USUAL_NORM
-    return remarks if ours or not whole else [*remarks, *_rehearse_round(experiment, prepared, model, stage)]
+    if whole and not ours:
+        remarks += _rehearse_round(experiment, prepared, (model, local), stage)
+    return {"remarks": remarks, "pairs": local.pairs, "loop": local.loop}
 
 
-def _rehearse_round(experiment: Experiment, prepared: Prepared, model: FlatModel, stage: Stage) -> list[str]:
-    job = _made_up(experiment, prepared, model)
+def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[FlatModel, LocalSpec], stage: Stage) -> list[str]:
+    model, job = network[0], _made_up(experiment, prepared, network)
     context, progress = job.context, start(job)
     first = progress.model
     stage("in the plan of the first round")
@@ -138,7 +140,7 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, model: FlatModel
     return remarks
 
 
-def _made_up(experiment: Experiment, prepared: Prepared, model: FlatModel) -> Federation:
+def _made_up(experiment: Experiment, prepared: Prepared, network: tuple[FlatModel, LocalSpec]) -> Federation:
     """The run with made-up clients, who have examples of the test set, and with a door that charges nobody.
 
     The first client has full batches alone, the second a last batch of one example, the last one a single example; a run of fewer
@@ -159,7 +161,7 @@ def _made_up(experiment: Experiment, prepared: Prepared, model: FlatModel) -> Fe
         public=public,
         declared=prepared.population,
     )
-    job = federation(experiment, made_up, Path("no-ledger"), "rehearsal", model)
+    job = federation(experiment, made_up, Path("no-ledger"), "rehearsal", network)
     context = replace(
         job.context,
         spec=replace(job.context.spec, batch_size=batch, epochs=1, steps=steps),

@@ -27,7 +27,7 @@ from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import data_spec, resolve_here
 from fedveil.run.result import Result, Trivial, trivial_of
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
@@ -112,7 +112,8 @@ def train(
     method, setting, engine = experiment.method, experiment.setting, experiment.engine
     device = "cpu" if engine.name == "auto" else place(engine.name, engine.timeout)
     statement = experiment.statement
-    model = rehearsed_model(experiment, prepared).to(device)
+    tried, local = rehearsed(experiment, prepared)
+    model = tried.to(device)
     trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
         experiment = experiment.with_engine(settled(engine.name, model, experiment.client, setting, engine.timeout))
@@ -136,7 +137,7 @@ def train(
         checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, experiment.code), path / "ledger.sqlite")
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(experiment, run_id))
-        job = federation(experiment, prepared, path / "ledger.sqlite", run_id, model, population)
+        job = federation(experiment, prepared, path / "ledger.sqlite", run_id, (model, local), population)
         if experiment.personal_on_test_set and experiment.engine.name != "flower":  # whose clients keep their own models
             job = replace(job, personal_on_test_set=True)
         history, columns = (

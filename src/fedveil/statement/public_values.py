@@ -95,20 +95,22 @@ def _own_code(config: Config, *, data: bool) -> Assumption:
         data: whether it reads, transforms or describes examples, too.
     """
     default = "process" if sys.platform.startswith("linux") and config.run.engine not in TOGETHER else "copy"
+    isolation, records = config.run.isolation or default, config.training.local == "dp-sgd"
     where = {
         "process": "model, task and method see the data of a client in a process that is forked for that client and ends with it "
         "(layers of torch alone, which keep nothing, in that of the run), so only files, other processes and a GPU are left",
         "copy": "each client trains a fresh copy of model, task and method, so only what lies outside of these objects is left, "
         "such as globals, classes, closures, caches of functions, files and other processes",
-    }[config.run.isolation or default]
+    }["copy" if isolation == "copy" else "process"]
     reads = "; what reads, transforms or describes examples takes each by itself" if data else ""
     within = {
         "vmap": "; it is called on single records, many of a client in one pass of torch.func.vmap, and each pass has a copy of "
         "the module, so only what it keeps outside of the module could reach the records of another pass",
         "loop": "; it is called on single records, one after the other, and each has a copy of the module, so only what it keeps "
         "outside of the module could reach the next record",
-    }[config.training.per_example]
-    records = config.training.local == "dp-sgd"
+        "pass": "; it is called on single records, and each pass, of one record in a loop or of several under torch.func.vmap, "
+        "has a process of its own besides, so nothing that it keeps reaches the records of another pass",
+    }["pass" if isolation == "pass" else config.training.per_example]
     between = "from one record or client to another" if records else "from one client to another"
     return Assumption(
         f"user-defined code carries nothing {between}: {where}{reads}{within if records else ''}",

@@ -30,7 +30,7 @@ from fedveil.run.assembly import Prepared, federation
 from fedveil.run.data_card import HandedOver, reopened
 from fedveil.run.experiment import EngineSpec, Experiment
 from fedveil.run.history_files import write_history
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import opened
 from fedveil.statement.public_values import TOGETHER
 from fedveil.training.cores import process_state
@@ -145,8 +145,9 @@ def _job(experiment: Experiment, prepared: Prepared, folder: Path) -> Federation
     """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
-    model = rehearsed_model(experiment, prepared).to(place(experiment.engine.name))
-    job = federation(experiment, prepared, folder / "ledger.sqlite", "twin", model)
+    model, local = rehearsed(experiment, prepared)
+    network = model.to(place(experiment.engine.name)), local
+    job = federation(experiment, prepared, folder / "ledger.sqlite", "twin", network)
     return replace(job, client_tests=None, evaluate_every=experiment.setting.rounds)
 
 

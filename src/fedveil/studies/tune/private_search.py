@@ -31,7 +31,7 @@ from fedveil.methods.run_cost import run_releases
 from fedveil.run.assembly import Prepared, new_run_id, prepare
 from fedveil.run.experiment import SharedBudgetSpec
 from fedveil.run.published_copy import copy_public
-from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import data_spec, resolve, resolve_here
 from fedveil.run.run import train
 from fedveil.run.run_directory import private_folder, write_json
@@ -72,7 +72,7 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
     first = prepare(data_spec(candidates[0]))
     prepared = [first if _same_data(one, candidates[0]) else prepare(data_spec(one)) for one in candidates]
     for candidate, its_data in zip(candidates, prepared, strict=True):
-        rehearsed_model(resolve(candidate, its_data.population), its_data)
+        rehearsed(resolve(candidate, its_data.population), its_data)
     begin = time.time()
     _book(config, candidates[0], out)
     work = private_folder(out)

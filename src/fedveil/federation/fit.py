@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,19 @@ from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.before_round import released as released_before
 from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
-from fedveil.federation.history import ALL_FAILED, Record, all_failed
-from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
+from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
+from fedveil.federation.measures import (
+    Seen,
+    client_figures,
+    means,
+    noise_so_far,
+    noise_variances,
+    policy_figures,
+    public_figures,
+    release_figures,
+    training_noise,
+    uplink_bytes,
+)
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
@@ -28,6 +40,7 @@ from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from fedveil.federation.engine import Engine
     from fedveil.mechanism.noise_mechanism import Participation
@@ -96,7 +109,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
     record = answered(federation, progress, outcomes, plan, released)
     progress.round += 1
-    record["seconds"] = time.perf_counter() - begin
+    record.private["seconds"] = time.perf_counter() - begin
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
         record.update(evaluate(federation, progress))
     progress.history.append(record)
@@ -118,35 +131,46 @@ def asked(
 def answered(
     federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
 ) -> Record:
-    """The second half: release what the clients sealed, and move the global model; the round's row but for scores."""
-    t = progress.round
+    """The second half: release what the clients sealed, and move the global model; the round's record but for scores."""
+    t, method, s, context = progress.round, federation.method, federation.setting, federation.context
     failed = {o.client: o.error for o in outcomes if o.error}
-    present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
-    if not present and len(outcomes) > 1 and not any(o.remote for o in outcomes) and federation.setting.min_survivors is None:
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}  # whether one of them failed is its secret
+    remote = any(o.remote for o in outcomes)
+    if not weights and len(outcomes) > 1 and not remote and s.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
-    record: Record = {"round": t, "participants": len(present), "failed": len(failed), "failures": failed}
-    if federation.setting.groups:
-        record["spent_clients"] = len(progress.spent)
-    uploads = _uploads(federation, progress, outcomes, plan, released, record)
+    uploads, skipped = _uploads(federation, progress, outcomes, plan, released)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
+    before = progress.history[-1] if progress.history else Record({"cumulative_noise_norm": 0.0})
+    seen = Seen(t, len(weights), skipped, len(progress.spent) if s.groups else None)
+    seen = replace(seen, noise_before=before.public.get("cumulative_noise_norm"))
+    powers: dict[int, Tensor] = {}
     if uploads:
-        shown = _shown(federation, uploads)
-        moved = _step(federation, progress, shown)
-        record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
-        record.update(evaluation_figures(federation, shown, len(uploads)))
+        powers = training_noise(s, uploads, weights, remote=remote)
+        mean = _shown(federation, uploads)
+        noise, uplink = noise_variances(method, s, uploads, weights, powers), uplink_bytes(uploads, len(weights), s.layout)
+        seen = replace(seen, uploads=uploads, noise=noise, uplink=uplink, mean=mean, norm=_step(federation, progress, mean))
     average_in(federation, progress)
     if uploads and all(u.buffers is None for u in uploads):
         progress.buffers = public_statistics(federation, progress)
-    record.update(method_measures(federation, progress, present))
-    before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
-    if before is not None and (not uploads or "noise_norm" in record):
-        record["cumulative_noise_norm"] = before + record.get("noise_norm", 0.0)
-    if not any(o.remote for o in outcomes):  # else the server does not know it
+    states = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in weights]
+    measured = policy_figures(context.policy, states)
+    columns, policies = declared(context.task, context.objective, context.policy.part), means(measured)
+    public = public_figures(method, s, columns, seen.in_view(method, s), policies)
+    drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
+    seen = replace(
+        seen,
+        noise=noise_variances(method, s, uploads, weights, powers | drawn),
+        noise_before=before.get("cumulative_noise_norm"),
+    )
+    private = {"participants": len(weights), "failed": len(failed), "failures": failed, **release_figures(method, s, seen)}
+    private |= client_figures(federation, progress, [*weights], columns, measured) | policies
+    private |= noise_so_far(seen, private)
+    if not remote:  # else the server does not know it
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]
         total = sum(n for _, n in trained)
-        record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
-    return record
+        private["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
+    return Record(public, {k: v for k, v in private.items() if (k, v) not in public.items()})
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -239,9 +263,8 @@ def _uploads(
     outcomes: list[Outcome],
     plan: Plan | Raw | None,
     released: Released,
-    record: Record,
-) -> list[Upload]:
-    """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived.
+) -> tuple[list[Upload], str]:
+    """Release what the clients sealed: their uploads, charged together, or one noisy mean; or say why nothing is released.
 
     Where machines were asked and none answered, nothing is released either, unless the sample is secret: there the sum of nobody
     leaves with its noise, since a round without one would tell who was drawn.
@@ -252,25 +275,25 @@ def _uploads(
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
-    secret = plan is not None and s.amplified
+    secret, skipped = plan is not None and s.amplified, ""
     if s.min_survivors is not None and len(releases) < s.min_survivors:
-        record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+        skipped = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
     elif outcomes and not releases and any(o.remote for o in outcomes) and not secret:
-        record["skipped"] = f"none of the {len(outcomes)} clients that were asked answered"
-    if "skipped" in record:
+        skipped = f"none of the {len(outcomes)} clients that were asked answered"
+    if skipped:
         if isinstance(plan, Plan):
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
-        return []
+        return [], skipped
     if plan is None:
         progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
-        return uploads
+        return uploads, ""
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
-        return []
+        return [], ""
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
-    return [upload]
+    return [upload], ""
 
 
 def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,22 +13,11 @@ import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
+from fedveil.federation import measures
 from fedveil.federation.before_round import released as released_before
 from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
 from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
-from fedveil.federation.measures import (
-    Seen,
-    client_figures,
-    means,
-    noise_so_far,
-    noise_variances,
-    policy_figures,
-    public_figures,
-    release_figures,
-    training_noise,
-    uplink_bytes,
-)
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
@@ -40,7 +28,6 @@ from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from fedveil.federation.engine import Engine
     from fedveil.mechanism.noise_mechanism import Participation
@@ -111,7 +98,9 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     progress.round += 1
     record.private["seconds"] = time.perf_counter() - begin
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
-        record.update(evaluate(federation, progress))
+        scores = evaluate(federation, progress)
+        record.public.update(scores.public)
+        record.private.update(scores.private)
     progress.history.append(record)
 
 
@@ -132,45 +121,48 @@ def answered(
     federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
 ) -> Record:
     """The second half: release what the clients sealed, and move the global model; the round's record but for scores."""
-    t, method, s, context = progress.round, federation.method, federation.setting, federation.context
-    failed = {o.client: o.error for o in outcomes if o.error}
+    t, s, context = progress.round, federation.setting, federation.context
     weights = {o.client: o.release.weight for o in outcomes if o.release is not None}  # whether one of them failed is its secret
     remote = any(o.remote for o in outcomes)
     if not weights and len(outcomes) > 1 and not remote and s.min_survivors is None:
-        raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
+        reason = next((o.error for o in outcomes if o.error), "")
+        raise FedveilError(f"every client of round {t} failed; the first reason: {reason}")
     uploads, skipped = _uploads(federation, progress, outcomes, plan, released)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
-    before = progress.history[-1] if progress.history else Record({"cumulative_noise_norm": 0.0})
-    seen = Seen(t, len(weights), skipped, len(progress.spent) if s.groups else None)
-    seen = replace(seen, noise_before=before.public.get("cumulative_noise_norm"))
-    powers: dict[int, Tensor] = {}
+    seen = measures.Seen(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
-        powers = training_noise(s, uploads, weights, remote=remote)
-        mean = _shown(federation, uploads)
-        noise, uplink = noise_variances(method, s, uploads, weights, powers), uplink_bytes(uploads, len(weights), s.layout)
-        seen = replace(seen, uploads=uploads, noise=noise, uplink=uplink, mean=mean, norm=_step(federation, progress, mean))
+        mean, sent = _shown(federation, uploads), [measures.coordinates(u, s.layout) for u in uploads]
+        noise = measures.noise_variances(federation.method, s, uploads, weights, remote=remote)
+        seen = replace(seen, uploads=uploads, noise=noise, sent=sent, mean=mean, norm=_step(federation, progress, mean))
     average_in(federation, progress)
     if uploads and all(u.buffers is None for u in uploads):
         progress.buffers = public_statistics(federation, progress)
     states = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in weights]
-    measured = policy_figures(context.policy, states)
-    columns, policies = declared(context.task, context.objective, context.policy.part), means(measured)
-    public = public_figures(method, s, columns, seen.in_view(method, s), policies)
+    return _recorded(federation, progress, outcomes, seen, context.policy.measured(states))
+
+
+def _recorded(
+    federation: Federation, progress: Progress, outcomes: list[Outcome], seen: measures.Seen, measured: list[measures.Figures]
+) -> Record:
+    """The two halves of a round's record; the private one holds what the public one lacks.
+
+    Args:
+        measured: by the policy, of states that are made of releases.
+    """
+    method, s, context = federation.method, federation.setting, federation.context
+    columns, policies = declared(context.task, context.objective, context.policy.part), measures.means(measured)
+    before = progress.history[-1] if progress.history else Record({"cumulative_noise_norm": 0.0})
+    shown = replace(seen, noise_before=before.public.get("cumulative_noise_norm")).in_view(method, s)
+    public = measures.public_figures(method, s, columns, shown, policies)
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
     drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
-    seen = replace(
-        seen,
-        noise=noise_variances(method, s, uploads, weights, powers | drawn),
-        noise_before=before.get("cumulative_noise_norm"),
-    )
-    private = {"participants": len(weights), "failed": len(failed), "failures": failed, **release_figures(method, s, seen)}
-    private |= client_figures(federation, progress, [*weights], columns, measured) | policies
-    private |= noise_so_far(seen, private)
-    if not remote:  # else the server does not know it
-        trained = [(o.loss, o.examples) for o in outcomes if not o.error]
-        total = sum(n for _, n in trained)
-        private["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
-    return Record(public, {k: v for k, v in private.items() if (k, v) not in public.items()})
+    if drawn and seen.uploads:
+        seen = replace(seen, noise=measures.noise_variances(method, s, seen.uploads, weights, drawn))
+    seen = replace(seen, noise_before=before.get("cumulative_noise_norm"))
+    clients = measures.client_figures(federation, progress, [*weights], columns, measured)
+    private = measures.private_figures(method, s, seen, outcomes, clients | policies)
+    return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -263,7 +255,7 @@ def _uploads(
     outcomes: list[Outcome],
     plan: Plan | Raw | None,
     released: Released,
-) -> tuple[list[Upload], str]:
+) -> tuple[list[Upload], str | None]:
     """Release what the clients sealed: their uploads, charged together, or one noisy mean; or say why nothing is released.
 
     Where machines were asked and none answered, nothing is released either, unless the sample is secret: there the sum of nobody
@@ -275,7 +267,8 @@ def _uploads(
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
-    secret, skipped = plan is not None and s.amplified, ""
+    secret = plan is not None and s.amplified
+    skipped: str | None = None
     if s.min_survivors is not None and len(releases) < s.min_survivors:
         skipped = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
     elif outcomes and not releases and any(o.remote for o in outcomes) and not secret:
@@ -286,14 +279,14 @@ def _uploads(
         return [], skipped
     if plan is None:
         progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
-        return uploads, ""
+        return uploads, None
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
-        return [], ""
+        return [], None
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
-    return [upload], ""
+    return [upload], None
 
 
 def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:

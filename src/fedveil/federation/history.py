@@ -33,11 +33,6 @@ class Record(Mapping[str, Any]):
     public: Row
     private: Row = field(default_factory=dict)
 
-    def update(self, more: Record) -> None:
-        """Add the values of another record to each half."""
-        self.public.update(more.public)
-        self.private.update(more.private)
-
     def __getitem__(self, name: str) -> Any:
         return self.private[name] if name in self.private else self.public[name]
 

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from fedveil.federation.history import Columns, Row
     from fedveil.federation.progress import Federation, Progress
-    from fedveil.federation.round import Context
+    from fedveil.federation.round import Context, Outcome
     from fedveil.mechanism.plan import Upload
     from fedveil.methods.method import Method
-    from fedveil.methods.planner import Planner
     from fedveil.methods.setting import Setting
     from fedveil.training.local import State
     from fedveil.training.params import Layout
@@ -45,41 +44,41 @@ _CLEAR = 3.0
 
 @dataclass(frozen=True)
 class Seen:
-    """The releases of a round, as the run's view shows them; what it does not show is None or empty.
+    """The releases of a round, to whoever may see them; None or empty stands for what is not seen.
 
     Args:
         senders: number of clients whose release is in the round. skipped: why nothing was released.
         spent: number of clients whose budget is spent. uploads: with their plans. noise: its variance on each upload and layer.
-        uplink: bytes sent to the server. mean: of the uploads, or the uploads where the server's step is made of each of them.
+        sent: coordinates of each upload. mean: of the uploads, or the uploads where the server's step is made of each of them.
         norm: of that step. noise_before: expected noise of the rounds before, added up.
     """
 
     round: int
     senders: int | None
-    skipped: str = ""
+    skipped: str | None = None
     spent: int | None = None
     uploads: Sequence[Upload] = ()
     noise: Sequence[Tensor] | None = None
-    uplink: int | None = None
+    sent: Sequence[int] = ()
     mean: Sequence[Upload] = ()
     norm: float | None = None
     noise_before: float | None = None
 
     def in_view(self, method: Method, s: Setting) -> Seen:
-        """Return what the run's view shows: neither a secret number of clients, nor plans made from private data.
+        """Return what the run's view shows: no plan that was made from private data, and no secret number of clients.
 
-        A secret number would show in the noise, too, where each client brings its own.
+        That number would show in the noise, too, where each client brings its own.
         """
         hidden: dict[str, Any] = {}
         if not shows_models(s):
             hidden |= {"spent": None, "uploads": (), "mean": (), "norm": None, "noise_before": None}
         if reads_private_data(method):
-            hidden |= {"uploads": (), "uplink": None, "noise_before": None}
+            hidden |= {"uploads": (), "sent": (), "noise_before": None}
         if s.sampling == "poisson" and s.scope.view is not View.SERVER:
-            hidden |= {"senders": None, "skipped": "", "uplink": None}
+            hidden |= {"senders": None, "skipped": None}
             if s.example_clip is not None or s.min_survivors is not None:
                 hidden |= {"noise": None, "noise_before": None}
-        return replace(self, **hidden) if hidden else self
+        return replace(self, **hidden)
 
 
 def shows_models(s: Setting) -> bool:
@@ -87,53 +86,59 @@ def shows_models(s: Setting) -> bool:
     return s.scope.view is not View.FINAL
 
 
-def release_figures(method: Method, s: Setting, seen: Seen) -> Row:
-    """Return the figures that follow from what is seen of a round's releases."""
-    row: Row = {"round": seen.round}
-    if seen.senders is not None:
-        row["participants"] = seen.senders
-    if seen.spent is not None:
-        row["spent_clients"] = seen.spent
-    if seen.skipped:
-        row["skipped"] = seen.skipped
-    if seen.uploads:
-        if seen.noise is not None:
-            by_coverage = isinstance(method.server(s), CoverageMean)
-            row |= _noise(seen.noise, seen.uploads, s.layout, by_coverage=by_coverage)
-        row |= _clips(seen.uploads, s.layout)
-        row["coordinates"] = sum(_sent(u, s.layout) for u in seen.uploads) / len(seen.uploads)
-    if seen.uplink is not None:
-        row["uplink_bytes"] = seen.uplink
-    if seen.norm is not None:
-        row["update_norm"] = seen.norm
-    return row | evaluation_figures(s, seen.mean, seen.senders)
-
-
-def public_figures(method: Method, s: Setting, columns: Columns, seen: Seen, policies: Figures) -> Row:
+def public_figures(method: Method, s: Setting, columns: Columns, seen: Seen, policies: Row) -> Row:
     """Return the public half of a round's record, but for scores and what is spent.
 
     Args:
-        seen: in the run's view. policies: what the policy measures of the states that it makes of releases.
+        seen: in the run's view. policies: what the policy measures of states that are made of releases.
     """
     row = release_figures(method, s, seen)
     if shows_models(s):
         row |= {name: value for name, value in policies.items() if columns[name].public}
-    return row | noise_so_far(seen, row)
+    return row | _noise_so_far(seen, row)
 
 
-def noise_so_far(seen: Seen, row: Row) -> Row:
-    """Return the expected noise of all rounds, where that of each is known; `row` has that of this round."""
+def private_figures(method: Method, s: Setting, seen: Seen, outcomes: Sequence[Outcome], measured: Row) -> Row:
+    """Return all figures of a round but scores and time.
+
+    Args:
+        seen: without regard to the view. measured: by the objective and the policy.
+    """
+    failed = {o.client: o.error for o in outcomes if o.error}
+    row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **release_figures(method, s, seen)}
+    row |= measured
+    row |= _noise_so_far(seen, row)
+    if not any(o.remote for o in outcomes):  # else the server does not know it
+        trained = [(o.loss, o.examples) for o in outcomes if not o.error]
+        total = sum(n for _, n in trained)
+        row["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
+    return row
+
+
+def release_figures(method: Method, s: Setting, seen: Seen) -> Row:
+    """Return the figures that follow from what is seen of a round's releases."""
+    plans: Row = {}
+    if seen.uploads:
+        by_coverage = isinstance(method.server(s), CoverageMean)
+        plans = {} if seen.noise is None else _noise(seen.noise, seen.uploads, s.layout, by_coverage=by_coverage)
+        plans |= _clips(seen.uploads, s.layout)
+        plans["coordinates"] = sum(seen.sent) / len(seen.sent)
+    if seen.sent and seen.senders is not None:
+        plans["uplink_bytes"] = 4 * sum(seen.sent) * (1 if s.scope.view is View.SERVER else seen.senders)
+    row = {"round": seen.round, "participants": seen.senders, "spent_clients": seen.spent, "skipped": seen.skipped}
+    row |= plans | {"update_norm": seen.norm} | evaluation_figures(s, seen.mean, seen.senders)
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _noise_so_far(seen: Seen, row: Row) -> Row:
+    """The expected noise of all rounds, where that of each is known; `row` has that of this round."""
     if seen.noise_before is None or (seen.uploads and "noise_norm" not in row):
         return {}
     return {"cumulative_noise_norm": seen.noise_before + row.get("noise_norm", 0.0)}
 
 
-def uplink_bytes(uploads: Sequence[Upload], senders: int, layout: Layout) -> int:
-    """Return how many bytes the clients sent; each of them sent as much as a sum has."""
-    return 4 * sum(_sent(u, layout) for u in uploads) * (senders if uploads[0].client < 0 else 1)
-
-
-def _sent(upload: Upload, layout: Layout) -> int:
+def coordinates(upload: Upload, layout: Layout) -> int:
+    """Return how many coordinates were sent by each client of an upload."""
     return layout.dimension if upload.support is None else int(upload.support.sum())
 
 
@@ -151,15 +156,23 @@ def _clips(uploads: Sequence[Upload], layout: Layout) -> Row:
 
 
 def noise_variances(
-    method: Method, s: Setting, uploads: Sequence[Upload], weights: Mapping[int, float], powers: Mapping[int, Tensor]
+    method: Method,
+    s: Setting,
+    uploads: Sequence[Upload],
+    weights: Mapping[int, float],
+    drawn: Mapping[int, Tensor] | None = None,
+    *,
+    remote: bool = False,
 ) -> list[Tensor]:
     """Return the mean variance of the noise on what each upload sent of each layer [L]: the door's, and that drawn in training.
 
     Args:
-        weights: of each client in the uploads. powers: of the noise that clients drew in training, see `training_noise`.
+        weights: of each client in the uploads. drawn: power of the noise in training where no plan tells it. remote: clients run
+            where it is not known.
     """
     layout = s.layout
     denominator = s.cohort if weighting_of(method) == "uniform" else sum(weights.values())
+    powers = _training_noise(s, uploads, weights, remote=remote) | dict(drawn or {})
     result = []
     for u in uploads:
         variance = u.noise_std.square()
@@ -174,8 +187,8 @@ def noise_variances(
     return result
 
 
-def training_noise(s: Setting, uploads: Sequence[Upload], clients: Iterable[int], *, remote: bool) -> dict[int, Tensor]:
-    """Return the power per layer [L] of the noise that each client drew in training, as far as plans tell it.
+def _training_noise(s: Setting, uploads: Sequence[Upload], clients: Iterable[int], *, remote: bool) -> dict[int, Tensor]:
+    """The power per layer [L] of the noise that each client drew in training, as far as plans tell it.
 
     NaN where a plan that promises nothing leaves it open, and clients run where nothing else is known of them.
     """
@@ -240,12 +253,6 @@ def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | Non
     share, metric = right / total, f"noisy_{s.task.main.name}"
     deviation = noise * math.hypot(share, 1 - share) / total
     return {metric: min(max(share, 0.0), 1.0), f"{metric}_std": deviation, "noisy_examples": total}
-
-
-def policy_figures(policy: Planner, states: Sequence[State]) -> list[Figures]:
-    """Return what the policy measures (see `HasMetrics`) of each of its states, which are made of what was released."""
-    part = policy.part
-    return [part.measures(state) if state else {} for state in states] if isinstance(part, HasMetrics) else []
 
 
 def client_figures(

@@ -142,6 +142,7 @@ def train(
         columns = declared(job.context.task, job.context.objective, job.context.policy.part)
         if progress is not None:
             progress.history = [as_written(path, record, columns) for record in progress.history]
+            columns.hide(name for record in progress.history for name in record.private)
         history = [dict(record) for record in progress.history] if progress is not None else []
         begun = Begun(run_id, path, experiment.written, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
@@ -288,7 +289,8 @@ def summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[d
     if result.trivial is not None:
         whole["trivial"] = asdict(result.trivial)
     declared = Columns(result.columns.own)  # the last model is released in every view, and with it its scores
-    public = {k: v for k, v in last.items() if k in record.public or (k.startswith("test_") and declared[k].public)}
+    scores = {k: v for k, v in last.items() if k.startswith("test_") and declared[k].public}
+    public = {k: v for k, v in record.public.items() if not isinstance(v, list)} | scores
     return whole, {k: v for k, v in whole.items() if k != "seconds"} | {"final": public}
 
 

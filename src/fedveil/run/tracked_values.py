@@ -26,7 +26,7 @@ class Begun:
     Args:
         run: the run's id. path: its directory. config: the whole configuration by section. layers: names of the model's layers.
         history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
-        columns: what the numbers of a row are, in words.
+        columns: what the numbers of a row are, in words; marked private once a round has kept a value so.
     """
 
     run: str

@@ -18,6 +18,7 @@ from fedveil.federation.before_round import released as released_before
 from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
 from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
+from fedveil.federation.measures import Figures, SeenRound
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
@@ -130,7 +131,7 @@ def answered(
     uploads, skipped = _uploads(federation, progress, outcomes, plan, released)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
-    seen = measures.Seen(t, len(weights), skipped, len(progress.spent) if s.groups else None)
+    seen = SeenRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
         mean, sent = _shown(federation, uploads), [measures.coordinates(u, s.layout) for u in uploads]
         noise = measures.noise_variances(federation.method, s, uploads, weights, remote=remote)
@@ -143,7 +144,11 @@ def answered(
 
 
 def _recorded(
-    federation: Federation, progress: Progress, outcomes: list[Outcome], seen: measures.Seen, measured: list[measures.Figures]
+    federation: Federation,
+    progress: Progress,
+    outcomes: list[Outcome],
+    seen: SeenRound,
+    measured: list[Figures],
 ) -> Record:
     """The two halves of a round's record; the private one holds what the public one lacks.
 

@@ -25,7 +25,7 @@ class Record(Mapping[str, Any]):
     """One round of a run's history, read as one row; a private value comes before a public one of the same name.
 
     Args:
-        public: made from what the run's view shows (see `measures.Seen`), the public test set and the ledger.
+        public: made from what the run's view shows (see `measures.SeenRound`), the public test set and the ledger.
         private: everything else. `failures` says why each client that was left out failed, and `by_client` holds the figures
             that a method takes of each client.
     """

@@ -43,7 +43,7 @@ _CLEAR = 3.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRound:
     """The releases of a round, to whoever may see them; None or empty stands for what is not seen.
 
     Args:
@@ -64,20 +64,20 @@ class Seen:
     norm: float | None = None
     noise_before: float | None = None
 
-    def in_view(self, method: Method, s: Setting) -> Seen:
+    def in_view(self, method: Method, s: Setting) -> SeenRound:
         """Return what the run's view shows: no plan that was made from private data, and no secret number of clients.
 
         That number would show in the noise, too, where each client brings its own.
         """
         hidden: dict[str, Any] = {}
+        noise = {"noise": None, "noise_before": None}
         if not shows_models(s):
-            hidden |= {"spent": None, "uploads": (), "mean": (), "norm": None, "noise_before": None}
+            hidden |= {"spent": None, "uploads": (), "mean": (), "norm": None} | noise
         if reads_private_data(method):
-            hidden |= {"uploads": (), "sent": (), "noise_before": None}
+            hidden |= {"uploads": (), "sent": ()} | noise
         if s.sampling == "poisson" and s.scope.view is not View.SERVER:
-            hidden |= {"senders": None, "skipped": None}
-            if s.example_clip is not None or s.min_survivors is not None:
-                hidden |= {"noise": None, "noise_before": None}
+            brought = s.example_clip is not None or s.min_survivors is not None
+            hidden |= {"senders": None, "skipped": None} | (noise if brought else {})
         return replace(self, **hidden)
 
 
@@ -86,7 +86,7 @@ def shows_models(s: Setting) -> bool:
     return s.scope.view is not View.FINAL
 
 
-def public_figures(method: Method, s: Setting, columns: Columns, seen: Seen, policies: Row) -> Row:
+def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound, policies: Row) -> Row:
     """Return the public half of a round's record, but for scores and what is spent.
 
     Args:
@@ -98,7 +98,7 @@ def public_figures(method: Method, s: Setting, columns: Columns, seen: Seen, pol
     return row | _noise_so_far(seen, row)
 
 
-def private_figures(method: Method, s: Setting, seen: Seen, outcomes: Sequence[Outcome], measured: Row) -> Row:
+def private_figures(method: Method, s: Setting, seen: SeenRound, outcomes: Sequence[Outcome], measured: Row) -> Row:
     """Return all figures of a round but scores and time.
 
     Args:
@@ -115,7 +115,7 @@ def private_figures(method: Method, s: Setting, seen: Seen, outcomes: Sequence[O
     return row
 
 
-def release_figures(method: Method, s: Setting, seen: Seen) -> Row:
+def release_figures(method: Method, s: Setting, seen: SeenRound) -> Row:
     """Return the figures that follow from what is seen of a round's releases."""
     plans: Row = {}
     if seen.uploads:
@@ -130,7 +130,7 @@ def release_figures(method: Method, s: Setting, seen: Seen) -> Row:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _noise_so_far(seen: Seen, row: Row) -> Row:
+def _noise_so_far(seen: SeenRound, row: Row) -> Row:
     """The expected noise of all rounds, where that of each is known; `row` has that of this round."""
     if seen.noise_before is None or (seen.uploads and "noise_norm" not in row):
         return {}

@@ -22,7 +22,7 @@ from fedveil.configuration.network import HANDED_OVER
 from fedveil.configuration.public_setting import FLOWER_APP, Population
 from fedveil.data.catalogue import Info
 from fedveil.federation.history import Record, Row
-from fedveil.federation.measures import Seen, release_figures
+from fedveil.federation.measures import SeenRound, release_figures
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import gaussian_plan
@@ -146,7 +146,7 @@ class AppRun:
                 part of the directory.
         """
         upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
-        seen = Seen(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
+        seen = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
         public = release_figures(self.method, self.setting, seen)
         public["noise_norm"] = float(upload.noise_std[0]) * self.setting.layout.dimension**0.5
         private: Row = {} if "participants" in public else {"participants": len(contributions)}

@@ -159,9 +159,9 @@ def test_the_deviation_is_that_of_the_noise(tmp_path: Path) -> None:
     std = noise_of(there)
     rng = np.random.default_rng(0)
     drawn = rng.normal([300.0, 100.0], std, (2000, 2))
-    rows = [evaluation_figures(there, [upload(there, *counts)], 1) for counts in drawn]
+    rows = [evaluation_figures(there.setting, [upload(there, *counts)], 1) for counts in drawn]
     found = np.array([row["noisy_accuracy"] for row in rows])
-    said = evaluation_figures(there, [upload(there, 300.0, 100.0)], 1)
+    said = evaluation_figures(there.setting, [upload(there, 300.0, 100.0)], 1)
     assert said["noisy_accuracy"] == pytest.approx(0.75)
     assert said["noisy_examples"] == pytest.approx(400)
     assert found.std() == pytest.approx(said["noisy_accuracy_std"], rel=0.1)
@@ -171,12 +171,12 @@ def test_the_deviation_is_that_of_the_noise(tmp_path: Path) -> None:
 def test_what_drowns_in_the_noise_is_absent_and_an_empty_round_is_noise(tmp_path: Path) -> None:
     there = job(clear(), tmp_path)
     std = noise_of(there)
-    assert evaluation_figures(there, [upload(there, 2 * std, 2 * std)], 1) == {}
-    assert evaluation_figures(there, [upload(there, 3 * std, 2 * std)], 1)
-    assert evaluation_figures(there, [], 0) == {}
+    assert evaluation_figures(there.setting, [upload(there, 2 * std, 2 * std)], 1) == {}
+    assert evaluation_figures(there.setting, [upload(there, 3 * std, 2 * std)], 1)
+    assert evaluation_figures(there.setting, [], 0) == {}
     plan = there.context.plan(Released(0, there.context.model.vector, None), {})
     empty = there.context.door.release_sum([], plan, 0, 4.0)
-    assert evaluation_figures(there, [empty], 0) == {}
+    assert evaluation_figures(there.setting, [empty], 0) == {}
     assert empty.integers is not None
     assert empty.integers[-2:].any()
     assert len(charged(tmp_path)) == 1

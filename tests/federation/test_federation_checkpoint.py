@@ -19,6 +19,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation import plain_state
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit
+from fedveil.federation.history import Record
 from fedveil.federation.progress import Progress, start
 
 RUNS = dict(every_method())
@@ -126,7 +127,7 @@ def test_a_model_that_was_changed_in_place_is_written_again(tmp_path: Path) -> N
     last = until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, saved)
     last.round, last.previous, last.model = 2, last.model, last.model.clone()
     last.previous.add_(1)
-    last.history.append({"round": 1})
+    last.history.append(Record({"round": 1}))
     saved.save(last)
     loaded = Checkpoints(tmp_path / "saved", ME).load()
     assert loaded is not None

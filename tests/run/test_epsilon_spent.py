@@ -94,11 +94,11 @@ def curve(config: Config, event: Event, rounds: int) -> tuple[list[float], float
     method, setting = calibrated_setting(config)
     statement, book = certify(method, setting), Book(event)
     spending = EpsilonSpent(cast(BudgetedLedger, book), method, setting, statement)
-    rows: list[dict[str, Any]] = [{"round": t} for t in range(rounds)]
-    for row in rows:
+    column = []
+    for t in range(rounds):
         book.held += 1
-        spending.record(row)
-    return [row["epsilon_spent"] for row in rows], statement.proven.epsilon
+        column.append(spending.after(t)["epsilon_spent"])
+    return column, statement.proven.epsilon
 
 
 SAMPLED = {"rounds": 60, "clients_per_round": 2, "sampling": "poisson"}

@@ -11,14 +11,14 @@ import pytest
 
 import fedveil as fv
 from fedveil.errors import BudgetExhausted
-from fedveil.federation.history import Record
+from fedveil.federation.history import Row
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.ledger_store import wal_path
 
 
-def train(out: Path, engine: str, view: str, on_round: Callable[[Record], None] | None = None) -> None:
+def train(out: Path, engine: str, view: str, on_round: Callable[[Row], None] | None = None) -> None:
     config = fv.configure(
         data={"name": "digits", "partition": {"kind": "iid", "clients": 4}},
         model={"name": "linear"},
@@ -56,7 +56,7 @@ def test_a_whole_run(engine: str, view: str, rows: int, tmp_path: Path) -> None:
 @ENGINES
 @VIEWS
 def test_a_run_that_an_exception_ends(engine: str, view: str, rows: int, tmp_path: Path) -> None:
-    def fail(record: Record) -> None:
+    def fail(record: Row) -> None:
         if record["round"] == 1:
             raise RuntimeError("a listener failed")
 

@@ -6,22 +6,24 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from fedveil.federation.history import Record
 from fedveil.run.history_files import append_history, write_history
 from fedveil.training.params import Layout
 
 LAYOUT = Layout.of({"w": (2, 2), "b": (2,)})
 
 
-def row(t: int, failures: dict[int, str], **more: Any) -> dict[str, Any]:
-    return {"round": t, "participants": 3, "failed": len(failures), "failures": failures, "layer_clip": [0.1 * t, 1.0], **more}
+def row(t: int, failures: dict[int, str], scores: dict[str, Any] | None = None, **more: Any) -> Record:
+    public = {"round": t, "participants": 3, "layer_clip": [0.1 * t, 1.0], **more}
+    return Record(public, {"failed": len(failures), "failures": failures, **(scores or {})})
 
 
 HISTORY = [
     row(0, {}),
-    row(1, {}, test_accuracy=0.5, client_accuracy=[0.25, None, 1.0]),
+    row(1, {}, {"client_accuracy": [0.25, None, 1.0]}, test_accuracy=0.5),
     row(2, {}),
     row(3, {2: 'ValueError: a "quoted", odd\nreason', 5: "no answer within 3 seconds"}),
-    row(4, {}, test_accuracy=float("inf"), client_accuracy=[0.5, None, 1.0], personal_accuracy=[1.0, None, 0.0]),
+    row(4, {}, {"client_accuracy": [0.5, None, 1.0], "personal_accuracy": [1.0, None, 0.0]}, test_accuracy=float("inf")),
     row(5, {1: "its worker process died (tried 2 times)"}, skipped="2 of the 4 clients that privacy.min_survivors asks for"),
 ]
 

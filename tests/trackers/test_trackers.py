@@ -18,6 +18,7 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.history import Record
 from fedveil.run.history_files import write_history
 from fedveil.run.result import Result
 from fedveil.run.run import run
@@ -366,10 +367,14 @@ def test_numbers_are_scalars_and_layers() -> None:
 
 
 HISTORY = [
-    {"round": 0, "participants": 2, "failed": 1, "failures": {3: 'it said "no",\nand left'}, "clip": math.inf, "loss": math.nan}
-    | {"layer_clip": [math.inf, 1.5], "skipped": "1 of the 2 clients"},
-    {"round": 1, "participants": 3, "failed": 0, "failures": {}, "clip": math.inf, "loss": 0.25, "test_accuracy": 0.5}
-    | {"layer_clip": [math.inf, 2.0], "client_accuracy": [0.5, None, 1.0]},
+    Record(
+        {"round": 0, "participants": 2, "clip": math.inf, "layer_clip": [math.inf, 1.5], "skipped": "1 of the 2 clients"},
+        {"failed": 1, "failures": {3: 'it said "no",\nand left'}, "loss": math.nan},
+    ),
+    Record(
+        {"round": 1, "participants": 3, "clip": math.inf, "layer_clip": [math.inf, 2.0], "test_accuracy": 0.5},
+        {"failed": 0, "failures": {}, "loss": 0.25, "client_accuracy": [0.5, None, 1.0]},
+    ),
 ]
 
 

@@ -16,7 +16,6 @@ from fedveil.adversary.replay_records import ROWS, RowsInMemory
 from fedveil.engines.select_engine import engine
 from fedveil.errors import BudgetExhausted
 from fedveil.federation.fit import one_round
-from fedveil.federation.history import declared
 from fedveil.federation.progress import start
 from fedveil.federation.round import planned
 from fedveil.federation.selection_score import release_score
@@ -26,7 +25,6 @@ from fedveil.ledger.ledger import Ledger
 if TYPE_CHECKING:
     from fedveil.adversary.neighbours import Neighbour
     from fedveil.federation.engine import Engine
-    from fedveil.federation.history import Columns
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import ClientTask, Context, Outcome
     from fedveil.release.door import Door
@@ -94,12 +92,12 @@ def play(
     if neighbour is not None:
         context = replace(context, clients=neighbour.clients, tests=neighbour.tests)
     job, progress = replace(job, context=context, client_tests=job.client_tests and context.tests), start(job)
-    columns, ended = declared(context.task, context.objective, context.policy.part), ""
+    ended = ""
     try:
         with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
             while progress.round < min(rounds, job.setting.rounds):
                 one_round(job, workers, progress)
-                _note_progress(diary, progress, columns)
+                _note_progress(diary, progress)
             if (score := release_score(job, progress)) is not None:
                 diary.note("public", SCORE, job.setting.rounds, ROUND, score)
     except BudgetExhausted as end:
@@ -179,24 +177,15 @@ def _received(task: ClientTask) -> list[Any]:
     return [*public, task.buffers, task.policy_state, task.weight]
 
 
-def _note_progress(diary: Diary, progress: Progress, columns: Columns) -> None:
+def _note_progress(diary: Diary, progress: Progress) -> None:
     """What is public after a round."""
     public = {
         STATES: {"common": progress.common, "clients": progress.policies, "seen": progress.seen, "last": progress.last},
         MODELS: [progress.model, progress.previous, progress.buffers, progress.server, progress.average],
-        HISTORY: _public(progress.history[-1], columns),
+        HISTORY: progress.history[-1].public,
     }
     for check, value in public.items():
         diary.note("public", check, progress.round - 1, ROUND, value)
-
-
-def _public(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
-    """The columns that are not declared private."""
-    shown = {name: value for name, value in row.items() if columns[name].public}
-    if "by_client" in shown:
-        shown["by_client"] = [_public(cells, columns) for cells in shown["by_client"]]
-        shown["by_client"] = [cells for cells in shown["by_client"] if len(cells) > 1]
-    return shown
 
 
 # --- what is seen only when the world is complete ---------------------------------------------------------------------

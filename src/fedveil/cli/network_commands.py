@@ -13,7 +13,7 @@ from fedveil.accounting.formatting import at_most
 from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
 
 commands = typer.Typer()
 net_app = typer.Typer(help="Several machines: keys and certificates, and a demonstration on one.", no_args_is_help=True)
@@ -119,7 +119,7 @@ def join(
     os._exit(int(check and not fits))  # threads of Flower that wait for a message which never arrives would hold the process
 
 
-def _row(record: Record) -> None:
+def _row(record: Row) -> None:
     """One line of a round."""
     scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
     spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""

@@ -23,7 +23,7 @@ from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.run.tracked_values import Begun
     from fedveil.run.tracking import Status
     from fedveil.studies.twin import Change
@@ -46,7 +46,7 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
         task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, score="")
         main = task_of(config).main
 
-        def on_round(record: Record) -> None:
+        def on_round(record: Row) -> None:
             value = record.get(f"test_{main.name}")
             if value is not None:
                 bar.update(task, score=f"{main.phrase} {main.text(value)}")
@@ -73,7 +73,7 @@ class _Verdict:
     def begin(self, begun: Begun) -> None:
         render_verdict(begun.statement, self.console)
 
-    def round(self, record: Record) -> None:
+    def round(self, record: Row) -> None:
         """Nothing; the progress bar has it."""
 
     def end(self, status: Status) -> None:
@@ -87,7 +87,7 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
         task = bar.add_task(f"twins of {config.method.name}, client {client}", total=config.training.rounds, distance="")
 
-        def on_round(record: Record) -> None:
+        def on_round(record: Row) -> None:
             bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")
 
         with _no_empty_bar(bar, task):

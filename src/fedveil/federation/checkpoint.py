@@ -1,7 +1,7 @@
 """Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
 
     head.json            the run, the round, digests of what to read, the ledger's position: replaced last, by renaming
-    journal.jsonl        one line a round: the history's row, who took part, whose cap is spent; the length in the head counts
+    journal.jsonl        one line a round: the history's record, who took part, whose cap is spent; the length in the head counts
     global-R.safetensors model, buffers, server optimiser and common policy state after round R; that of the round before is
                          kept for its model, which is the model before the last step
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.file_drafts import Drafts
+from fedveil.federation.history import Record
 from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync_folder, tree_parts
 from fedveil.federation.progress import Progress
 from fedveil.federation.unsaved_round import RoundWriter, SavedModel, UnsavedRound
@@ -141,7 +142,7 @@ class Checkpoints:
         if before is not None and previous is None:
             parts["previous"] = before
         spent = sorted(progress.spent - self._spent)
-        rows = [] if not r else [{"record": progress.history[-1], "seen": [*took_part], "states": changed, "spent": spent}]
+        rows = [] if not r else [{"record": vars(progress.history[-1]), "seen": [*took_part], "states": changed, "spent": spent}]
         line = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         position = None if self.ledger is None else read_head(self.ledger)
         return UnsavedRound(r, took_part, states, current, parts, previous, line, spent, position)
@@ -233,7 +234,7 @@ class Checkpoints:
         if head["previous"] is not None:
             whole["previous"] = self._read_tree(head["previous"])["model"]
             models.append(SavedModel.of(head["previous"], whole["previous"]))
-        progress = Progress(head["round"], **whole, history=[row["record"] for row in rows])
+        progress = Progress(head["round"], **whole, history=[_record(row["record"]) for row in rows])
         current: dict[int, int] = {}
         for number, row in enumerate(rows, start=1):
             for c in row["seen"]:
@@ -259,6 +260,11 @@ class Checkpoints:
             if hashlib.file_digest(content, "sha256").hexdigest() != self._digests[name]:
                 raise ValueError(f"{path.name} is not as it was written")
         return read_tree(path)
+
+
+def _record(saved: dict[str, Any]) -> Record:
+    """Version 0.2 saved one row, which counts as private until the run directory tells its halves."""
+    return Record({"round": saved.pop("round")}, saved) if "round" in saved else Record(**saved)
 
 
 def ledger_position(folder: Path) -> tuple[int, str]:

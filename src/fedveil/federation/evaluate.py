@@ -12,6 +12,8 @@ import torch
 from fedveil.errors import FedveilError
 from fedveil.federation.evidence import estimated_statistics, evidence, own_score
 from fedveil.federation.final_model import final_model
+from fedveil.federation.history import Record
+from fedveil.federation.measures import shows_models
 from fedveil.federation.private_code import found_by
 from fedveil.training.local import HasPersonalModel
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Evidence, Task
     from fedveil.training.params import FlatModel
@@ -75,13 +77,17 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
     model = handed_over(federation, progress)
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
-        found = evidence(task, model, *federation.test)
-        _require_finite(task, model, found, loss := task.test_loss(*found))
-        row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
-        if tests is not None:
-            row[f"client_{task.main.name}"] = _client_scores(federation, model, tests)
-        row.update(_personal_scores(federation, progress))
-    return row
+        scores = public_scores(task, model, *federation.test)
+        row = {} if tests is None else {f"client_{task.main.name}": _client_scores(federation, model, tests)}
+        row |= _personal_scores(federation, progress)
+    return Record(scores, row) if shows_models(federation.setting) else Record({}, scores | row)
+
+
+def public_scores(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Row:
+    """Return loss and metrics of a model that was released on the public test set."""
+    found = evidence(task, model, x, y)
+    _require_finite(task, model, found, loss := task.test_loss(*found))
+    return {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
 
 
 def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> list[float | None]:
@@ -97,7 +103,7 @@ def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> 
     return found_by(scores, context) or none
 
 
-def _personal_scores(federation: Federation, progress: Progress) -> Record:
+def _personal_scores(federation: Federation, progress: Progress) -> Row:
     """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average.
 
     None where a client's own model cannot be made, or fails: how a run ends is seen by all.
@@ -114,7 +120,7 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
         scores = found_by(partial(_own_scores, federation, progress, c, examples), federation.context) or [None] * len(examples)
         each += scores[: len(own)]
         on_test_set += scores[len(own) :]
-    row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
+    row: Row = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
+from fedveil.federation import measures
 from fedveil.federation.before_round import released as released_before
 from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
-from fedveil.federation.history import ALL_FAILED, Record, all_failed
-from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
+from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
+from fedveil.federation.measures import Figures, SeenRound
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_step
@@ -96,9 +97,11 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
     record = answered(federation, progress, outcomes, plan, released)
     progress.round += 1
-    record["seconds"] = time.perf_counter() - begin
+    record.private["seconds"] = time.perf_counter() - begin
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
-        record.update(evaluate(federation, progress))
+        scores = evaluate(federation, progress)
+        record.public.update(scores.public)
+        record.private.update(scores.private)
     progress.history.append(record)
 
 
@@ -118,35 +121,53 @@ def asked(
 def answered(
     federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
 ) -> Record:
-    """The second half: release what the clients sealed, and move the global model; the round's row but for scores."""
-    t = progress.round
-    failed = {o.client: o.error for o in outcomes if o.error}
-    present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
-    if not present and len(outcomes) > 1 and not any(o.remote for o in outcomes) and federation.setting.min_survivors is None:
-        raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
-    record: Record = {"round": t, "participants": len(present), "failed": len(failed), "failures": failed}
-    if federation.setting.groups:
-        record["spent_clients"] = len(progress.spent)
-    uploads = _uploads(federation, progress, outcomes, plan, released, record)
+    """The second half: release what the clients sealed, and move the global model; the round's record but for scores."""
+    t, s, context = progress.round, federation.setting, federation.context
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}  # whether one of them failed is its secret
+    remote = any(o.remote for o in outcomes)
+    if not weights and len(outcomes) > 1 and not remote and s.min_survivors is None:
+        reason = next((o.error for o in outcomes if o.error), "")
+        raise FedveilError(f"every client of round {t} failed; the first reason: {reason}")
+    uploads, skipped = _uploads(federation, progress, outcomes, plan, released)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
+    seen = SeenRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
-        shown = _shown(federation, uploads)
-        moved = _step(federation, progress, shown)
-        record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
-        record.update(evaluation_figures(federation, shown, len(uploads)))
+        mean, sent = _shown(federation, uploads), [measures.coordinates(u, s.layout) for u in uploads]
+        noise = measures.noise_variances(federation.method, s, uploads, weights, remote=remote)
+        seen = replace(seen, uploads=uploads, noise=noise, sent=sent, mean=mean, norm=_step(federation, progress, mean))
     average_in(federation, progress)
     if uploads and all(u.buffers is None for u in uploads):
         progress.buffers = public_statistics(federation, progress)
-    record.update(method_measures(federation, progress, present))
-    before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
-    if before is not None and (not uploads or "noise_norm" in record):
-        record["cumulative_noise_norm"] = before + record.get("noise_norm", 0.0)
-    if not any(o.remote for o in outcomes):  # else the server does not know it
-        trained = [(o.loss, o.examples) for o in outcomes if not o.error]
-        total = sum(n for _, n in trained)
-        record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
-    return record
+    states = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in weights]
+    return _recorded(federation, progress, outcomes, seen, context.policy.measured(states))
+
+
+def _recorded(
+    federation: Federation,
+    progress: Progress,
+    outcomes: list[Outcome],
+    seen: SeenRound,
+    measured: list[Figures],
+) -> Record:
+    """The two halves of a round's record; the private one holds what the public one lacks.
+
+    Args:
+        measured: by the policy, of states that are made of releases.
+    """
+    method, s, context = federation.method, federation.setting, federation.context
+    columns, policies = declared(context.task, context.objective, context.policy.part), measures.means(measured)
+    before = progress.history[-1] if progress.history else Record({"cumulative_noise_norm": 0.0})
+    shown = replace(seen, noise_before=before.public.get("cumulative_noise_norm")).in_view(method, s)
+    public = measures.public_figures(method, s, columns, shown, policies)
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
+    drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
+    if drawn and seen.uploads:
+        seen = replace(seen, noise=measures.noise_variances(method, s, seen.uploads, weights, drawn))
+    seen = replace(seen, noise_before=before.get("cumulative_noise_norm"))
+    clients = measures.client_figures(federation, progress, [*weights], columns, measured)
+    private = measures.private_figures(method, s, seen, outcomes, clients | policies)
+    return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -239,9 +260,8 @@ def _uploads(
     outcomes: list[Outcome],
     plan: Plan | Raw | None,
     released: Released,
-    record: Record,
-) -> list[Upload]:
-    """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived.
+) -> tuple[list[Upload], str | None]:
+    """Release what the clients sealed: their uploads, charged together, or one noisy mean; or say why nothing is released.
 
     Where machines were asked and none answered, nothing is released either, unless the sample is secret: there the sum of nobody
     leaves with its noise, since a round without one would tell who was drawn.
@@ -253,24 +273,25 @@ def _uploads(
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
     secret = plan is not None and s.amplified
+    skipped: str | None = None
     if s.min_survivors is not None and len(releases) < s.min_survivors:
-        record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+        skipped = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
     elif outcomes and not releases and any(o.remote for o in outcomes) and not secret:
-        record["skipped"] = f"none of the {len(outcomes)} clients that were asked answered"
-    if "skipped" in record:
+        skipped = f"none of the {len(outcomes)} clients that were asked answered"
+    if skipped:
         if isinstance(plan, Plan):
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
-        return []
+        return [], skipped
     if plan is None:
         progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
-        return uploads
+        return uploads, None
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
-        return []
+        return [], None
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
-    return [upload]
+    return [upload], None
 
 
 def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:

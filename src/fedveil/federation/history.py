@@ -1,29 +1,47 @@
-"""The columns of a run's history: what a row can hold, in which words, and which file of the run directory it goes to."""
+"""A run's history: records with a public and a private half, and the columns that say what their values are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.column import Column, HasColumns
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
-    from fedveil.methods.setting import Setting
     from fedveil.tasks.task import Task
     from fedveil.training.local import Client
 
-Record = dict[str, Any]
-"""One row of history: a value for each column that the round has, see `Columns`.
+Row = dict[str, Any]
+"""A value for each column of one row of a table."""
 
-Besides columns it holds `failures`, why each client that was left out failed, and `by_client`, the figures that a method takes
-of each client that took part.
-"""
+
+@dataclass(frozen=True, eq=False)
+class Record(Mapping[str, Any]):
+    """One round of a run's history, read as one row; a private value comes before a public one of the same name.
+
+    Args:
+        public: made from what the run's view shows (see `measures.SeenRound`), the public test set and the ledger.
+        private: everything else. `failures` says why each client that was left out failed, and `by_client` holds the figures
+            that a method takes of each client.
+    """
+
+    public: Row
+    private: Row = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.private[name] if name in self.private else self.public[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.public | self.private)
+
+    def __len__(self) -> int:
+        return len(self.public | self.private)
+
 
 INDEX = (
     Column("round", "Round, from 0", kind="index", public=True),
@@ -32,12 +50,7 @@ INDEX = (
     Column("failure", "Reason", kind="text"),
 )
 """What the rows of a table are about."""
-COLUMNS = (
-    Column("participants", "Clients that took part", "clients", public=True),  # whose release is in the round
-    Column("spent_clients", "Clients whose budget is spent", "clients", "lower", public=True),
-    Column("failed", "Clients left out", "clients", "lower"),
-    Column("failures", "Who was left out, and why", kind="text"),
-    Column("skipped", "Why nothing was released", kind="text", public=True),
+PLANNED = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
     Column("clip", "Clip norm", public=True),
@@ -46,6 +59,15 @@ COLUMNS = (
     Column("coordinates", "Coordinates sent", "coordinates an upload", public=True),
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
+)
+"""Figures of the plans of a round."""
+COLUMNS = (
+    Column("participants", "Clients that took part", "clients", public=True),  # whose release is in the round
+    Column("spent_clients", "Clients whose budget is spent", "clients", "lower", public=True),
+    Column("failed", "Clients left out", "clients", "lower"),
+    Column("failures", "Who was left out, and why", kind="text"),
+    Column("skipped", "Why nothing was released", kind="text", public=True),
+    *PLANNED,
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
@@ -88,16 +110,6 @@ def of_task(task: Task) -> tuple[Column, ...]:
 def built_in_columns(task: Task | None = None) -> dict[str, Column]:
     """The columns that every run has, and those of its task, by name."""
     return {column.name: column for column in (*INDEX, *COLUMNS, *(of_task(task) if task else ()))}
-
-
-_COUNTED = ("participants", "uplink_bytes", "skipped")
-"""What tells how many clients took part in a round, and nothing of a model."""
-_NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
-"""What tells it too, where each client brings noise of its own."""
-_PARTS = ("by_client", "failures")
-"""What a record holds besides columns."""
-_PLANNED = (*_NOISED, "clip", "layer_clip", "example_clip", "expected_batch", "coordinates", "uplink_bytes")
-"""What is chosen by a plan."""
 
 
 def in_client_table(column: str) -> str:
@@ -182,11 +194,9 @@ class Columns(Mapping[str, Column]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def hiding(self, names: Iterable[str]) -> Columns:
-        """The same columns, of which these are private."""
-        found = Columns(self.own)
-        found._known = self._known | {name: replace(self[name], public=False) for name in names}
-        return found
+    def hide(self, names: Iterable[str]) -> None:
+        """Mark the columns of values that the run keeps in its private half."""
+        self._known |= {name: replace(self[name], public=False) for name in names if self[name].public}
 
     def of(self, name: str, value: Any) -> Column:
         """The column of a value in a row; an undeclared list is one over layers."""
@@ -222,20 +232,10 @@ def reserved(method: Method, objective: Client, columns: Columns) -> set[str]:
     """Names that a figure of an objective cannot have, but those that it declares: of columns, and their headers in tables."""
     own = {column.name for column in objective.columns} if isinstance(objective, HasColumns) else set()
     taken = {name for column in columns.values() if column.name not in own for name in (column.name, column.header)}
-    return {*taken, *_PARTS} - _private_plans(method)
+    free = {column.name for column in PLANNED} if reads_private_data(method) else set()
+    return {*taken, "by_client", "failures"} - free
 
 
-def _private_plans(method: Method) -> set[str]:
-    """What tells of plans that read private data."""
-    return set(_PLANNED) if getattr(method, "variant", "proven") == "published" else set()
-
-
-def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:
-    """The public columns that are private in this run, because of its method, its sampling or its view."""
-    found = _private_plans(method)
-    if s.scope.view is View.FINAL:  # figures of the models before the last, which nobody is to see
-        found |= {c.name for c in columns.values() if c not in INDEX and c.name not in (*_COUNTED, "epsilon_spent")}
-    if s.sampling == "poisson" and s.scope.view is not View.SERVER:
-        brought = s.example_clip is not None or s.min_survivors is not None
-        found |= {*_COUNTED, *(_NOISED if brought else ())}
-    return {name for name in found if columns[name].public}
+def reads_private_data(method: Method) -> bool:
+    """Return whether the plans of a method read private data."""
+    return getattr(method, "variant", "proven") == "published"

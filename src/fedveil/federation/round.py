@@ -22,7 +22,7 @@ from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.methods.planner import Planner
-from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here, step_noise
+from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
@@ -123,9 +123,10 @@ class Outcome:
     """What a client's round gave, its release still sealed.
 
     `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only. `noise_power`: of the noise drawn
-    inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has nothing of its own in this round;
-    under a plan that promises anything it releases zero with noise. `remote`: the client ran where nothing but its release is
-    known of it, so loss, examples and private state are not; without a release, it may be back in the next round.
+    inside training under a plan that promises nothing, per layer of what was sent [L] (see `Local`). `error`: why the client has
+    nothing of its own in this round; under a plan that promises anything it releases zero with noise. `remote`: the client ran
+    where nothing but its release is known of it, so loss, examples and private state are not; without a release, it may be back
+    in the next round.
     """
 
     client: int
@@ -292,8 +293,7 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
         state = context.policy.observe(state, context.observed(release.upload, task.released))
     seconds = time.perf_counter() - start
     if isinstance(work, Failure) or problem:
-        power = made.noise_power if made is not None and isinstance(work, Failure) else None
-        return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem, noise_power=power)
+        return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
     return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, noise_power=work.noise_power)
 
 
@@ -363,11 +363,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     if remembers(context.objective):
         local.state.update(kept)
         kept = local.state
-    noise_power = local.noise_power
-    if dp_sgd is not None:  # an objective has no say in figures that are public
-        noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
-    elif noise_power is not None and promising(plan, context.door):
-        noise_power = None
+    noise_power = None if promising(plan, context.door) else local.noise_power
     update, state, noise_power, extras = _kept(model, (update, kept, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)

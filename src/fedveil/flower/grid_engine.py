@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -29,12 +29,7 @@ from fedveil.flower.round_messages import (
     task_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.mechanism.cost import promises
-from fedveil.mechanism.plan import LocalDpSgd, Plan
-from fedveil.release.dpsgd import step_noise
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedveil.mechanism.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -203,14 +198,7 @@ class GridEngine:
         door, state = self.context.door, task.policy_state
         if self.context.summed:
             contribution = received_contribution(door, plan, message)
-            return Outcome(task.client, contribution, state, {}, remote=True, noise_power=self._training_noise(plan, task))
+            return Outcome(task.client, contribution, state, {}, remote=True)
         upload = received_upload(door, plan, message)
         state = self.context.policy.observe(state, self.context.observed(upload.upload, task.released))
-        return Outcome(task.client, upload, state, {}, remote=True, noise_power=self._training_noise(plan, task))
-
-    def _training_noise(self, plan: Plan, task: ClientTask) -> Tensor | None:
-        """The noise drawn inside training as far as the plan tells it; NaN where a plan that promises nothing leaves it open."""
-        layout = self.context.door.layout
-        if isinstance(plan, LocalDpSgd):
-            return step_noise(plan.step, self.context.spec, layout, task.released.round)
-        return None if promises(plan, layout) else torch.full((len(layout),), torch.nan)
+        return Outcome(task.client, upload, state, {}, remote=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload, digest
 from fedveil.methods.parts import Policy, Schedule, Unproven
 from fedveil.methods.setting import Setting
-from fedveil.training.local import State
+from fedveil.training.local import HasMetrics, State
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
@@ -75,6 +75,10 @@ class Planner:
     def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
         """Return the server's state after all uploads of a round."""
         return self.part.observe_all(self.setting, state, uploads) if isinstance(self.part, Policy) else state
+
+    def measured(self, states: Sequence[State]) -> list[Mapping[str, float | list[float]]]:
+        """Return the figures of each state, if the part has any (see `HasMetrics`)."""
+        return [self.part.measures(state) if state else {} for state in states] if isinstance(self.part, HasMetrics) else []
 
     def _scheduled(self, s: Setting, client: int, t: int) -> Plan:
         """The plan of that round, kept for the other clients of its cap."""

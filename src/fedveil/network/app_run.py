@@ -21,7 +21,8 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.network import HANDED_OVER
 from fedveil.configuration.public_setting import FLOWER_APP, Population
 from fedveil.data.catalogue import Info
-from fedveil.federation.history import Columns, hidden
+from fedveil.federation.history import Record, Row
+from fedveil.federation.measures import SeenRound, release_figures
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import gaussian_plan
@@ -41,7 +42,6 @@ from fedveil.statement.statement_markdown import to_markdown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedveil.federation.history import Record
     from fedveil.mechanism.plan import Plan, Upload
     from fedveil.methods.base import Method, Setting
     from fedveil.release.sealed import Contribution
@@ -129,7 +129,6 @@ class AppRun:
         return cls(path, run, statement, method, setting, gaussian_plan(setting, clip), door)
 
     def __post_init__(self) -> None:
-        self._columns = Columns().hiding(hidden(self.method, self.setting, Columns()))
         assert isinstance(self.door.ledger, BudgetedLedger)
         self._spent = EpsilonSpent(self.door.ledger, self.method, self.setting, self.statement)
 
@@ -140,26 +139,21 @@ class AppRun:
         return self.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
 
     def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
-        """The noisy mean of a round, charged, and its row of the history.
+        """The noisy mean of a round, charged, and its record.
 
         Args:
             round: from 0. contributions: of all that were drawn. failures: why some of these are zero; they stay in the private
                 part of the directory.
         """
         upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
-        row: Record = {
-            "round": round,
-            "participants": len(contributions),
-            "update_norm": float(upload.vector.norm()),
-            "noise_norm": float(upload.noise_std[0]) * self.setting.layout.dimension**0.5,
-            "failed": len(failures),
-            "seconds": time.monotonic() - self._started,
-            "failures": dict(failures),
-        }
+        seen = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
+        public = release_figures(self.method, self.setting, seen)
+        public["noise_norm"] = float(upload.noise_std[0]) * self.setting.layout.dimension**0.5
+        private: Row = {} if "participants" in public else {"participants": len(contributions)}
+        private |= {"failed": len(failures), "seconds": time.monotonic() - self._started, "failures": dict(failures)}
         self._started = time.monotonic()
-        self._spent.record(row)
-        self.history.append(row)
-        append_history(self.path, self.history, self.setting.layout, self._columns)
+        self.history.append(Record(public | self._spent.after(round), private))
+        append_history(self.path, self.history, self.setting.layout)
         return upload
 
     def end(self, early: str = "") -> str:
@@ -171,7 +165,7 @@ class AppRun:
         self.close()
         if not self.history:
             rundir.write_text(self.path / "history.csv", "round\n")
-        last = {k: v for k, v in self.history[-1].items() if self._columns[k].public} if self.history else {}
+        last = self.history[-1].public if self.history else {}
         done = {"run": self.run, "rounds": len(self.history), "ended": early or "after its last round", "final": last}
         summary = rundir.json_text(done)
         closing = conclude(self.path, len(self.history), early, {"summary.json": summary.encode()})

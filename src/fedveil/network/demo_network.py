@@ -38,7 +38,7 @@ from fedveil.run.run_lock import claimed
 from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.run.result import Result
 
 BESIDE = ".fedveil-demo"
@@ -48,7 +48,7 @@ _GRACE = 30.0
 """Seconds that a client has to end."""
 
 
-def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Record], None] | None = None) -> Result:
+def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Row], None] | None = None) -> Result:
     """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
 
     Raises:

@@ -36,7 +36,7 @@ from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.federation.progress import Federation
     from fedveil.network.network_folder import NetworkFolder
     from fedveil.run.experiment import Experiment
@@ -63,7 +63,7 @@ class Serving:
     resume: bool = False
     wait: int = 1
     tell: Callable[[str], None] = lambda line: None
-    on_round: Callable[[Record], None] | None = None
+    on_round: Callable[[Row], None] | None = None
     on_up: Callable[[], None] = lambda: None
 
 

@@ -4,8 +4,8 @@
 `participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client that
 was left out of a round. `columns.json` declares the columns that the method added, so that a report takes their words from it.
 
-Of the first two only the public columns lie at the top; the private ones, and all of the other tables, lie in the folder
-`private` under the same names. They are joined when they are read.
+The public half of each record lies at the top, in the first two; the private half lies in the folder `private`, under the same
+names and in the other tables. They are joined when they are read.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.federation.history import Columns, in_client_table
+from fedveil.federation.history import Columns, Record, Row, in_client_table
 from fedveil.run.run_directory import headers_of, private_folder, table_text, write_json, write_text
 from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
     from fedveil.training.params import Layout
 
 csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
-Row = dict[str, Any]
-"""One line of a table: its indices as int, numbers as float, texts as str, and absent values as None."""
 TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
 _SPLIT = {"history.csv": ("round",), "layers.csv": ("round", "layer")}
-"""The tables with public columns, and what their rows are joined by; the others are wholly private."""
+"""The tables that both halves have, and what their rows are joined by; the others are wholly private."""
 DECLARED = "columns.json"
 
 
@@ -76,7 +73,7 @@ def _declared(values: dict[str, Any]) -> Column:
 
 
 def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
-    """The rows of a table's text, every cell of its column's type.
+    """The rows of a table's text: its indices as int, numbers as float, texts as str, and absent values as None.
 
     Raises:
         ValueError: a cell is not of that type, a row is longer than the header, or what its rows are joined by is missing.
@@ -132,44 +129,46 @@ def _parsed(column: Column, text: str | None) -> int | float | str | None:
     return None if math.isnan(number) else number
 
 
-def _files(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns) -> dict[Path, list[Record]]:
-    """The rows of each file that has any: of a table the public and the private part."""
-    found = {}
-    for name, rows in _tables(history, layout, columns).items():
-        index = _SPLIT.get(name, ())
-        shown = {header for header in headers_of(rows) if index and _column(name, header, columns).public}
-        public = [{k: v for k, v in row.items() if k in shown} for row in rows]
-        private = [{k: v for k, v in row.items() if k in index or k not in shown} for row in rows]
-        if name != "history.csv":  # which rows are public tells of nothing private
-            public = [row for row in public if row.keys() - set(index)]
-        if name == "history.csv" or public:
-            found[folder / name] = public
-        if any(len(row) > len(index) for row in private):
-            found[private_folder(folder) / name] = private
-    return found
+def as_written(folder: Path, record: Record, columns: Columns) -> Record:
+    """Return a record that a checkpoint of version 0.2 holds as one row, in the halves in which the run directory holds it."""
+    if len(record.public) > 1:
+        return record
+    shown = {"round"}
+    for name in _SPLIT:
+        if (folder / name).is_file():
+            headers = next(csv.reader(io.StringIO((folder / name).read_text(encoding="utf-8"), newline="")), [])
+            shown |= {_column(name, header, columns).name for header in headers}
+    return Record({k: v for k, v in record.items() if k in shown}, {k: v for k, v in record.items() if k not in shown})
 
 
-def _tables(history: Sequence[Record], layout: Layout, columns: Columns) -> dict[str, list[Record]]:
+def _files(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns) -> dict[Path, list[Row]]:
+    """The rows of each file that has any."""
+    private = _tables([{"round": record["round"], **record.private} for record in history], layout, columns)
+    found = {private_folder(folder) / name: rows for name, rows in private.items() if any(len(row) > 1 for row in rows)}
+    return found | {folder / name: rows for name, rows in _tables([r.public for r in history], layout, columns).items()}
+
+
+def _tables(history: Sequence[Row], layout: Layout, columns: Columns) -> dict[str, list[Row]]:
     """The rows of each table that has any."""
     rows = [
         [_round_row(row) for row in history],
         [cells for row in history for cells in _layer_rows(row, layout, columns)],
         [cells for row in history for cells in _client_rows(row, columns)],
         [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])],
-        [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()],
+        [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row.get("failures", {}).items()],
     ]
     return {name: found for name, found in zip(TABLES, rows, strict=True) if found}
 
 
-def _round_row(row: Record) -> Record:
+def _round_row(row: Row) -> Row:
     """The numbers and texts of a round, and who was left out and why."""
     cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
-    if not row["failures"]:
+    if not row.get("failures"):
         return cells
     return {**cells, "failures": "; ".join(f"{client}: {why}" for client, why in row["failures"].items())}
 
 
-def _layer_rows(row: Record, layout: Layout, columns: Columns) -> list[Record]:
+def _layer_rows(row: Row, layout: Layout, columns: Columns) -> list[Row]:
     """One row a layer of everything in the record that is by layer."""
     found = layer_cells(row, len(layout), columns)
     if not found:
@@ -180,20 +179,20 @@ def _layer_rows(row: Record, layout: Layout, columns: Columns) -> list[Record]:
     ]
 
 
-def layer_cells(row: Record, layers: int, columns: Columns) -> dict[Column, list[float]]:
+def layer_cells(row: Row, layers: int, columns: Columns) -> dict[Column, list[float]]:
     """The columns of a row that hold a number for each of so many layers."""
     lists = {columns.of(k, v): v for k, v in row.items() if isinstance(v, list) and k != "by_client"}
     return {column: values for column, values in lists.items() if column.kind == "layer" and len(values) == layers}
 
 
-def _client_rows(row: Record, columns: Columns) -> list[Record]:
+def _client_rows(row: Row, columns: Columns) -> list[Row]:
     """One row a client of an evaluated round; without personal models there is no column of them."""
     held = {in_client_table(name): values for name, values in row.items() if columns[name].kind == "client" and values}
     clients = len(next(iter(held.values()), []))
     return [{"round": row["round"], "client": i, **{header: v[i] for header, v in held.items()}} for i in range(clients)]
 
 
-def _appended(path: Path, rows: Sequence[Record]) -> bool:
+def _appended(path: Path, rows: Sequence[Row]) -> bool:
     """Whether the rows could be added to a table on disk: it is there, and has their columns."""
     try:
         with path.open("r+", newline="", encoding="utf-8") as file:

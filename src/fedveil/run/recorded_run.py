@@ -13,8 +13,8 @@ from fedveil.configuration.config import flat, without_free_keys
 from fedveil.configuration.network import HANDED_OVER
 from fedveil.configuration.toml_text import toml_values
 from fedveil.errors import ConfigError
-from fedveil.federation.history import Columns
-from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
+from fedveil.federation.history import Columns, Row
+from fedveil.run.history_files import DECLARED, joined, parse_columns, parse_table
 from fedveil.run.result import Trivial
 from fedveil.run.run_directory import PRIVATE
 from fedveil.statement.statement import Statement
@@ -98,7 +98,7 @@ def read_run(path: str | Path) -> RunData:
     declared = _read(folder / DECLARED, parse_columns, Columns())
     declared = Columns(declared.own, built_in_task(config.get("task")))
     history = _table(folder, "history.csv", declared)
-    declared = declared.hiding(_headers(folder / PRIVATE / "history.csv"))
+    declared.hide(_headers(folder / PRIVATE / "history.csv"))
     if not history:
         raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
     return RunData(

@@ -135,7 +135,8 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[F
     progress.history.append(evaluate(job, progress))
     release_score(job, progress)
     stage("in saving what a checkpoint holds")
-    for _ in tree_parts(vars(progress) | {"spent": sorted(progress.spent)}):
+    history = [vars(record) for record in progress.history]
+    for _ in tree_parts(vars(progress) | {"spent": sorted(progress.spent), "history": history}):
         pass
     return remarks
 

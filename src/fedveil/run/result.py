@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.formatting import at_most
 from fedveil.errors import ConfigError
-from fedveil.federation.history import Columns, Record, all_failed
+from fedveil.federation.history import Columns, Row, all_failed
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import numbers_table, variant_of
@@ -86,7 +86,7 @@ class Result:
     """
 
     model: FlatModel
-    history: list[Record]
+    history: list[Row]
     privacy: Statement
     path: Path
     ended: str = ""

@@ -17,7 +17,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.evaluate import handed_over
 from fedveil.federation.fit import fit
-from fedveil.federation.history import ALL_FAILED, Columns, Record, declared, hidden
+from fedveil.federation.history import ALL_FAILED, Columns, Record, Row, declared
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
@@ -26,7 +26,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
-from fedveil.run.history_files import append_history, write_history
+from fedveil.run.history_files import append_history, as_written, write_history
 from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import data_spec, resolve_here
 from fedveil.run.result import Result, Trivial, trivial_of
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def run(
     config: Config,
     out: str | Path | None = None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: Callable[[Row], None] | None = None,
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
@@ -96,7 +96,7 @@ def train(
     experiment: Experiment,
     prepared: Prepared,
     out: str | Path | None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: Callable[[Row], None] | None = None,
     *,
     resume: bool = False,
     track: Sequence[Tracker] = (),
@@ -140,11 +140,11 @@ def train(
         job = federation(experiment, prepared, path / "ledger.sqlite", run_id, (model, local), population)
         if experiment.personal_on_test_set and experiment.engine.name != "flower":  # whose clients keep their own models
             job = replace(job, personal_on_test_set=True)
-        history, columns = (
-            progress.history if progress is not None else [],
-            declared(job.context.task, job.context.objective, job.context.policy.part),
-        )
-        columns = columns.hiding(hidden(method, setting, columns))
+        columns = declared(job.context.task, job.context.objective, job.context.policy.part)
+        if progress is not None:
+            progress.history = [as_written(path, record, columns) for record in progress.history]
+            columns.hide(name for record in progress.history for name in record.private)
+        history = [dict(record) for record in progress.history] if progress is not None else []
         begun = Begun(run_id, path, experiment.written, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
@@ -178,7 +178,7 @@ def _train(
     begun: Begun,
     saved: Checkpoints,
     progress: Progress | None,
-    listeners: Sequence[Callable[[Record], None]],
+    listeners: Sequence[Callable[[Row], None]],
     clients: Callable[[Federation], Engine] | None,
     trivial: Trivial | None,
 ) -> Result:
@@ -192,18 +192,19 @@ def _train(
     layout, columns = job.context.door.layout, begun.columns
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
-    note_spent = spending_of(job, begun.statement)
+    spent = spending_of(job, begun.statement)
 
     def report() -> None:
         with _safe(path, experiment):
             append_history(path, progress.history, layout, columns)
+        columns.hide(progress.history[-1].private)
         for listener in listeners:
-            listener(progress.history[-1])
+            listener(dict(progress.history[-1]))
 
     rounds = SavedRounds(saved, report, beside=beside)
 
     def after(progress: Progress) -> None:
-        note_spent(progress.history[-1])
+        progress.history[-1].public.update(spent(progress.round - 1))
         rounds.save(progress)
 
     try:
@@ -220,15 +221,14 @@ def _train(
             job.context.door.ledger.close()
     model = handed_over(job, progress).to("cpu")
     model.eval()
-    result = Result(
-        model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score, trivial=trivial
-    )
+    rows = [dict(record) for record in progress.history]
+    result = Result(model, rows, begun.statement, path, ended, columns=columns, selection_score=score, trivial=trivial)
     if ended.startswith(ALL_FAILED):
         _log.warning("%s: the run has ended: %s", path, "; ".join((ended, *result.warnings)))
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", model.saved())
-        whole, shown = summaries(result, begun.run, columns)
+        whole, shown = summaries(result, begun.run, progress.history)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
         summary = rundir.json_text(shown).encode()
         closing = conclude(path, len(progress.history), ended, {"summary.json": summary})
@@ -274,9 +274,10 @@ def _safe(path: Path, experiment: Experiment) -> Iterator[None]:
         ) from problem
 
 
-def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
+def summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The run in a few numbers (`private/summary.json`), and the public ones among them (`summary.json`)."""
-    last = {k: v for k, v in result.history[-1].items() if not isinstance(v, list | dict)} if result.history else {}
+    record = history[-1] if history else Record({})
+    last = {k: v for k, v in record.items() if not isinstance(v, list | dict)}
     whole: dict[str, Any] = {
         "run": run_id,
         "rounds": len(result.history),
@@ -288,8 +289,9 @@ def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, 
         whole["selection_score"] = result.selection_score
     if result.trivial is not None:
         whole["trivial"] = asdict(result.trivial)
-    shown = Columns(columns.own)  # the last model is released in every view, and with it its scores
-    public = {k: v for k, v in last.items() if columns[k].public or (k.startswith("test_") and shown[k].public)}
+    declared = Columns(result.columns.own)  # the last model is released in every view, and with it its scores
+    scores = {k: v for k, v in last.items() if k.startswith("test_") and declared[k].public}
+    public = {k: v for k, v in record.public.items() if not isinstance(v, list)} | scores
     return whole, {k: v for k, v in whole.items() if k != "seconds"} | {"final": public}
 
 

@@ -23,7 +23,7 @@ from fedveil.statement.scope_checks import neighbouring_pair
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.federation.progress import Federation
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
@@ -37,15 +37,14 @@ Total = tuple[float, frozenset[tuple[SecretSample, int]]]
 """What one client, or the aggregate, released: the sum of mu^2, and the number of each kind of sampled release."""
 
 
-def spending_of(job: Federation, statement: Statement) -> Callable[[Record], None]:
-    """What adds the column to the row of each round; it adds none where nothing is proven."""
+def spending_of(job: Federation, statement: Statement) -> Callable[[int], Row]:
+    """Return what gives the column of a round that has ended; none where nothing is proven."""
     ledger = job.context.door.ledger
     if not isinstance(ledger, BudgetedLedger) or math.isinf(statement.proven.epsilon):
-        return lambda row: None
+        return lambda round: {}
     if job.setting.selection is not None:
-        whole = statement.proven.epsilon
-        return lambda row: row.update({COLUMN: whole})  # charged before the first run of the search
-    return EpsilonSpent(ledger, job.method, job.setting, statement).record
+        return lambda round: {COLUMN: statement.proven.epsilon}  # charged before the first run of the search
+    return EpsilonSpent(ledger, job.method, job.setting, statement).after
 
 
 class EpsilonSpent:
@@ -74,8 +73,8 @@ class EpsilonSpent:
         self._curves: dict[SecretSample, NDArray[np.float64]] = {}
         self._knots: dict[int, float] = {}
 
-    def record(self, row: Record) -> None:
-        """Add the column to the row of a round that has ended."""
+    def after(self, round: int) -> Row:
+        """Return the column of a round that has ended."""
         for number, client, event in self._ledger.charged_since(self._read):
             self._read = number
             if isinstance(event, Unbounded):
@@ -84,8 +83,8 @@ class EpsilonSpent:
                 self._squares[client] += event.count * event.mu**2
             else:
                 self._sampled[client][replace(event, count=1)] += event.count
-        ended = row["round"] + 1 == self._setting.rounds
-        row[COLUMN] = math.inf if self._unbounded else max((self._epsilon(t, ended) for t in self._totals()), default=0.0)
+        ended = round + 1 == self._setting.rounds
+        return {COLUMN: math.inf if self._unbounded else max((self._epsilon(t, ended) for t in self._totals()), default=0.0)}
 
     def _totals(self) -> Iterable[Total]:
         """Those among which the dearest is."""

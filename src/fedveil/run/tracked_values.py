@@ -15,7 +15,7 @@ from fedveil.run.history_files import layer_cells
 from fedveil.run.run_directory import present
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
     from fedveil.statement.statement import Statement
 
 
@@ -26,7 +26,7 @@ class Begun:
     Args:
         run: the run's id. path: its directory. config: the whole configuration by section. layers: names of the model's layers.
         history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
-        columns: what the numbers of a row are, in words.
+        columns: what the numbers of a row are, in words; marked private once a round has kept a value so.
     """
 
     run: str
@@ -34,11 +34,11 @@ class Begun:
     config: Mapping[str, Any]
     statement: Statement
     layers: tuple[str, ...]
-    history: Sequence[Record] = ()
+    history: Sequence[Row] = ()
     columns: Columns = field(default_factory=Columns)
 
 
-def numbers(record: Record, layers: Sequence[str], columns: Columns | None = None) -> dict[str, float]:
+def numbers(record: Row, layers: Sequence[str], columns: Columns | None = None) -> dict[str, float]:
     """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
     columns = columns or Columns()
     found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and columns[k].kind == "number"}

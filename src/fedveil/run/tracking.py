@@ -17,7 +17,7 @@ from fedveil.errors import FedveilError, unknown
 from fedveil.run.tracked_values import Begun
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -34,7 +34,7 @@ class Tracker(Protocol):
         """Before the first round."""
         ...
 
-    def round(self, record: Record) -> None:
+    def round(self, record: Row) -> None:
         """After each round, with the history's new row."""
         ...
 
@@ -57,7 +57,7 @@ def tracker_named(name: str) -> Tracker:
 
 
 @contextmanager
-def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Record], None]]:
+def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Row], None]]:
     """Begin with all trackers, hand each round's row to them, and end them however the run ends.
 
     A tracker that fails after training has begun is not called again, and a warning says so; the run goes on.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from fedveil.run.history_files import Row
+from fedveil.federation.history import Row
 from fedveil.run.recorded_run import RunData
 from fedveil.studies.statistics import interval
 

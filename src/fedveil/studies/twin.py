@@ -38,7 +38,7 @@ from fedveil.training.cores import process_state
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Record, Row
     from fedveil.federation.progress import Federation
 
 Change = Literal["labels", "record", "absent"]
@@ -77,20 +77,19 @@ def twin_runs(
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
-    on_round: Callable[[Record], None] | None = None,
-) -> tuple[list[float], list[Record]]:
+    on_round: Callable[[Row], None] | None = None,
+) -> tuple[list[float], list[Row]]:
     """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
     if isinstance(config, Config):
         experiment, prepared = opened(config, data, partition)
     else:
         experiment, prepared = reopened(Path(config), HandedOver(data, partition))
-    return _twins(experiment, prepared, neighbour(prepared, client, change), on_round)
+    distances, history = _twins(experiment, prepared, neighbour(prepared, client, change), on_round)
+    return distances, [dict(record) for record in history]
 
 
 @process_state()
-def twin_directory(
-    config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
-) -> Path:
+def twin_directory(config: Config, client: int, change: Change, out: Path, on_round: Callable[[Row], None] | None = None) -> Path:
     """Run twins and leave a directory whose `private/history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
 
     It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
@@ -110,7 +109,7 @@ def twin_directory(
 
 
 def _twins(
-    experiment: Experiment, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
+    experiment: Experiment, prepared: Prepared, other: Clients, on_round: Callable[[Row], None] | None
 ) -> tuple[list[float], list[Record]]:
     spec = experiment.engine
     spec = spec if spec.name in TOGETHER else replace(spec, name="inline")
@@ -152,7 +151,7 @@ def _job(experiment: Experiment, prepared: Prepared, folder: Path) -> Federation
 
 
 def _distances(
-    spec: EngineSpec, first: Federation, second: Federation, on_round: Callable[[Record], None] | None
+    spec: EngineSpec, first: Federation, second: Federation, on_round: Callable[[Row], None] | None
 ) -> tuple[list[float], list[Record]]:
     one, two = start(first), start(second)
     distances = []
@@ -162,7 +161,7 @@ def _distances(
             one_round(first, here, one)
             one_round(second, there, two)
             distances.append(float((one.model.double() - two.model.double()).norm()))
-            one.history[-1]["sensitivity"] = distances[-1]
+            one.history[-1].private["sensitivity"] = distances[-1]
             if on_round is not None:
-                on_round(one.history[-1])
+                on_round(dict(one.history[-1]))
     return distances, one.history

@@ -14,7 +14,7 @@ from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Columns, Record
+    from fedveil.federation.history import Columns, Row
 
 
 class TensorBoard:
@@ -38,14 +38,13 @@ class TensorBoard:
             config = tomli_w.dumps(present(begun.config))
             self._writer.add_text("configuration", f"```toml\n{config}```")
             self._writer.add_text("privacy statement", to_markdown(begun.statement))
-            self._writer.add_text("columns", _described(begun.columns))
             for key, epsilon in epsilons(begun.statement).items():
                 self._writer.add_scalar(key, epsilon, 0)
         for record in begun.history if fresh else begun.history[-1:]:
             self.round(record)
         self._writer.flush()
 
-    def round(self, record: Record) -> None:
+    def round(self, record: Row) -> None:
         step = record["round"]
         columns = self._begun.columns
         values = numbers(record, self._begun.layers, columns)
@@ -59,6 +58,7 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, status: str) -> None:
+        self._writer.add_text("columns", _described(self._begun.columns))
         plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in settings(self._begun).items()}
         reached = epsilons(self._begun.statement) | {f"last/{key}": value for key, value in self._last.items()}
         self._writer.add_hparams(plain, {f"hparams/{key}": v for key, v in reached.items()}, run_name=".")

@@ -18,7 +18,7 @@ from fedveil.run.run_directory import PRIVATE
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
-    from fedveil.federation.history import Record
+    from fedveil.federation.history import Row
 
 ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
 
@@ -52,7 +52,7 @@ class Mlflow:
         self._measured(epsilons(self._begun.statement), 0)
         return run
 
-    def round(self, record: Record) -> None:
+    def round(self, record: Row) -> None:
         self._measured(numbers(record, self._begun.layers, self._begun.columns), record["round"])
 
     def end(self, status: str) -> None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from fedveil.drawing.figure_style import BLUE, COLOURS, DASHES, GREEN, MUTED, ORANGE, blank, panels, quiet, save, writable
 from fedveil.errors import ConfigError, nearest
-from fedveil.federation.history import Columns
-from fedveil.run.history_files import Row
+from fedveil.federation.history import Columns, Row
 from fedveil.run.recorded_run import RunData, read_run
 from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
     from fedveil.drawing.figure_style import Axes
-    from fedveil.federation.history import Record
 
 OVERVIEW = ("loss", "update", "noise", "clip", "participants")
 """`noise`, `clip` and every other column of layers.csv are drawn by layer."""
@@ -38,7 +36,7 @@ class Panel:
     private: bool = False
 
 
-def plot_curves(history: Sequence[Record], columns: Columns, path: Path) -> Path:
+def plot_curves(history: Sequence[Row], columns: Columns, path: Path) -> Path:
     """The main metric, loss, and the noise of the mean update against its own norm, over rounds."""
     figure = blank(11, 3.2)
     colours = ((BLUE,), (ORANGE,), (BLUE, GREEN))

@@ -25,8 +25,8 @@ from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError, nearest
+from fedveil.federation.history import Row
 from fedveil.run.assembly import prepare
-from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resolve import data_spec, opened
 from fedveil.run.run_directory import write_text

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedveil.methods.setting import Setting
 
 
-def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:
+def fit(federation: Federation, engine: Engine, progress: Progress, *callbacks: Callable[[Progress], None]) -> str:
     """Train until the last round, until the budget is spent, or until all fail; `progress` is advanced in place.
 
     Returns:
@@ -51,8 +51,8 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
                 one_round(federation, engine, progress)
             except BudgetExhausted as end:
                 return str(end)
-            if after_round is not None:
-                after_round(progress)
+            for callback in callbacks:
+                callback(progress)
     return ""
 
 

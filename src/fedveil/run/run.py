@@ -192,7 +192,6 @@ def _train(
     layout, columns = job.context.door.layout, begun.columns
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
-    spent = spending_of(job, begun.statement)
 
     def report() -> None:
         with _safe(path, experiment):
@@ -203,13 +202,9 @@ def _train(
 
     rounds = SavedRounds(saved, report, beside=beside)
 
-    def after(progress: Progress) -> None:
-        progress.history[-1].public.update(spent(progress.round - 1))
-        rounds.save(progress)
-
     try:
         try:
-            ended = fit(job, SavingEngine(runner, rounds), progress, after)
+            ended = fit(job, SavingEngine(runner, rounds), progress, spending_of(job, begun.statement), rounds.save)
         finally:
             rounds.finish()
         score = release_score(job, progress)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.federation.history import Row
-    from fedveil.federation.progress import Federation
+    from fedveil.federation.progress import Federation, Progress
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.statement.statement import Statement
@@ -37,8 +37,13 @@ Total = tuple[float, frozenset[tuple[SecretSample, int]]]
 """What one client, or the aggregate, released: the sum of mu^2, and the number of each kind of sampled release."""
 
 
-def spending_of(job: Federation, statement: Statement) -> Callable[[int], Row]:
-    """Return what gives the column of a round that has ended; none where nothing is proven."""
+def spending_of(job: Federation, statement: Statement) -> Callable[[Progress], None]:
+    """Return the callback that adds the column to the record of a round that has ended; where nothing is proven it adds none."""
+    after = _column(job, statement)
+    return lambda progress: progress.history[-1].public.update(after(progress.round - 1))
+
+
+def _column(job: Federation, statement: Statement) -> Callable[[int], Row]:
     ledger = job.context.door.ledger
     if not isinstance(ledger, BudgetedLedger) or math.isinf(statement.proven.epsilon):
         return lambda round: {}

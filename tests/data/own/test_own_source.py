@@ -128,7 +128,7 @@ def test_the_population_agrees_with_the_run_for_every_further_split(visits: Path
 def test_the_numbers_must_be_given_and_right(visits: Path) -> None:
     wanted = "give data.source.clients and data.source.train_examples, which are public and decide the noise"
     for lacking in (config(visits, clients=None), config(visits, train_examples=None)):
-        for ask in (population_of, prepare):
+        for ask in (population_of, lambda c: prepare(data_spec(c))):
             with pytest.raises(ConfigError) as caught:
                 ask(lacking)
             assert str(caught.value) == f"{wanted}: here they are clients = 6, train_examples = 18"

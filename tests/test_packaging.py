@@ -43,7 +43,7 @@ def test_the_stub_has_every_public_name_at_its_place() -> None:
 def test_there_is_one_version() -> None:
     assert PROJECT["dynamic"] == ["version"]
     (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
-    (newest, *_) = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    (newest, *_) = re.findall(r"^## \[(\d[^]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
     here = Version(fedveil.__version__)
     assert cited == newest
     assert here > Version(newest) if here.is_devrelease else here == Version(newest)

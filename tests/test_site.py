@@ -51,8 +51,9 @@ def listed(nav: Any) -> Iterator[str]:
 def test_every_page_is_in_the_navigation() -> None:
     own = {str(path.relative_to(ROOT / "docs")) for path in files_in(ROOT / "docs", ".md")}
     made = {*pages.AT_ROOT.values(), *pages.reference(), *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)}
-    found = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(found) == sorted(own | made)
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert [title for part in navigation for title in part] == ["Start", "Guides", "Concepts", "Reference"]
+    assert sorted(listed(navigation)) == sorted(own | made)
 
 
 def test_the_reference_has_every_public_name() -> None:

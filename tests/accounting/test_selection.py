@@ -87,7 +87,7 @@ def test_exact_delta_of_a_toy_is_below_the_target_in_both_directions(eta: float,
 def test_profiles_of_enumerated_mechanisms_stay_below_the_theorem(
     law: RandomTries, weights: list[tuple[float, float]], epsilon: float
 ) -> None:
-    """As docs/privacy-theorems-0.2.md has it: the forward profile at delta, the reverse one aside."""
+    """As docs/privacy-theorems.md has it: the forward profile at delta, the reverse one aside."""
     assume(law.gamma > 0.02)
     p, q = (np.array(column) / sum(column) for column in zip(*weights, strict=True))
     odds = law.gamma / (1 - law.gamma)

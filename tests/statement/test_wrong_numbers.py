@@ -1,6 +1,6 @@
 """Proven numbers that version 0.1 printed too small: what its formulas gave, what is true, and what a statement says now.
 
-The tale of each is in docs/errata.md.
+What to do about runs of that version: docs/advisories.md.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_a_run_that_counts_a_share_which_a_client_knows_is_no_forgery(
     assert found.exit_status == 2
     assert [f for f in found.findings if f.kind == "contradicted"] == []
     (said,) = [f.text for f in found.findings if f.kind == "unknown"]
-    assert "erratum 65" in said
+    assert "A-2026-03" in said
     statement = json.loads((run / "statement.json").read_text())
     n, delta = statement["cohort"], statement["delta"]
     right = epsilon_of(statement["views"][1]["mu"] * math.sqrt(n / (n - 1)), delta)

@@ -3,7 +3,7 @@
 Row t of x is what the clients contribute in round t; a client takes part in at most k rounds, at least b rounds apart. The
 released prefix sums are A C^-1 (C x + noise). By Denisov et al. 2022 (Theorem 2.1) rounds may depend on earlier releases, so the
 run costs one Gaussian release of mu = sens clip / noise std, where sens is the largest || C u || over contributions u of one
-client of norm <= 1 a round. Proofs: docs/privacy-theorems-0.2.md, "Correlated noise".
+client of norm <= 1 a round. Proofs: docs/privacy-theorems.md, "Correlated noise".
 
 Sensitivities are computed from the coefficients as given, which are binary fractions, in whole numbers, and rounded up once.
 """
@@ -114,7 +114,7 @@ def toeplitz_sensitivity(coefficients: Coefficients, rounds: int, separation: in
     Raises:
         ConfigError: coefficients that are negative or grow, for which nothing is proven here.
 
-    Source: inner products of columns fall with the round and with the distance; docs/privacy-theorems-0.2.md.
+    Source: inner products of columns fall with the round and with the distance; docs/privacy-theorems.md.
     """
     rounds, separation, most = _plan(rounds, separation, participations)
     whole, shift = _whole(coefficients, rounds)

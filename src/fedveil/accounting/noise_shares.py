@@ -3,7 +3,7 @@
 Each of n parties adds round(N(0, s^2)) to integer data, s in grid steps. At every integer the mass function of the total noise is
 within a factor e^(+-kappa) of that of round(N(0, n s^2) + V), V independent, a sum of n - 1 uniforms on +-1/2: post-processing of
 the continuous Gaussian of variance n s^2. kappa = -sum_(k<n) ln(1 - 2 sum_(m>=1) e^(-2 pi^2 s^2 m^2 k/(k+1))). Proof:
-docs/privacy-theorems-0.2.md, "Noise in shares".
+docs/privacy-theorems.md, "Noise in shares".
 
 The shares are rounded to nearest. Clamping a share breaks the statement; reducing the sum modulo a number does not.
 """

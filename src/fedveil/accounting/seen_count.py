@@ -155,7 +155,7 @@ def fixed_sample_delta(
         epsilon: >= 0.
         adjacency: replace-one has the same delta in both directions.
 
-    Source: docs/privacy-theorems-0.2.md, "The number of participants is seen".
+    Source: docs/privacy-theorems.md, "The number of participants is seen".
     """
     share, z = probability("share", share), positive("noise_multiplier", noise_multiplier)
     return _deltas(np.array([share]), np.ones(1), z, non_negative("epsilon", epsilon), adjacency)

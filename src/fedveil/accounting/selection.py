@@ -1,7 +1,7 @@
 """Private selection: train K times with K random and secret, release the best run; hyper-parameter search that is paid for.
 
 Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Two bounds on the best of K tries,
-proved in docs/privacy-theorems-0.2.md, "Private selection"; `selection_bound` takes the smaller one.
+proved in docs/privacy-theorems.md, "Private selection"; `selection_bound` takes the smaller one.
 
 By privacy profiles (Koskela, Redberg & Wang 2024), K truncated negative binomial (eta > -1, gamma in (0, 1)):
 
@@ -108,7 +108,7 @@ def selection_bound(
     Args:
         law: of K. events: all that one try releases, of which something is proven. delta: in (0, 1). adjacency: of the events.
 
-    Source: docs/privacy-theorems-0.2.md, "Private selection", by profiles; `selection_epsilon`.
+    Source: docs/privacy-theorems.md, "Private selection", by profiles; `selection_epsilon`.
     """
     delta = open_probability("delta", delta)
     profile, odds = accountant.delta_curve(events, adjacency=adjacency), law.gamma / (1 - law.gamma)

@@ -2,7 +2,7 @@
 
 Let p be the part of the clients that is in the sample, noise std z and clip 1. Coupling "client i is not in the sample" with "i
 is in it instead of j" gives (1-p) N(a) + p N(b) against (1-p) N(a) + p N(0), with |a|, |b| <= 1: the base moves with membership.
-The worst case at every epsilon >= 0 (docs/privacy-theorems-0.2.md, "The number of participants is seen"):
+The worst case at every epsilon >= 0 (docs/privacy-theorems.md, "The number of participants is seen"):
 
 - data against zeroed: others -1, the client +1, that is (1-p) N(0) + p N(2) against (1-p) N(0) + p N(1) (`wide`);
 - zeroed against data: (1-p) N(0) + p N(1) against N(0) (`narrow`), also for replace-one, both ways, with sensitivity 2C = 1.

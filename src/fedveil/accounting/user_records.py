@@ -2,7 +2,7 @@
 
 With k records of clip 1 and noise std z, the number of the user's records in a release is J ~ Bin(k, q).
 
-- Zero-out: sum_j P(J = j) N(j) against N(0), in both directions (docs/privacy-theorems-0.2.md, "Several records a user"): tight,
+- Zero-out: sum_j P(J = j) N(j) against N(0), in both directions (docs/privacy-theorems.md, "Several records a user"): tight,
   all records pull the same way. Treating the user as one who is present with probability 1 - (1-q)^k would cost far more.
 - Other adjacencies: the adversary is told J, which gives N(j) against N(0) with probability P(J = j), both ways. Valid for
   whatever the records are replaced by, and not tight.
@@ -132,7 +132,7 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
     Args:
         records: k from 1 to 1000. rate: in (0, 1). noise_multiplier: noise std / sensitivity to one record, > 0. epsilon: >= 0.
 
-    Source: docs/privacy-theorems-0.2.md, "Several records a user".
+    Source: docs/privacy-theorems.md, "Several records a user".
     """
     _check(records, rate, noise_multiplier)
     z, epsilon, log_w = float(noise_multiplier), non_negative("epsilon", epsilon), _log_binomial(records, rate)
@@ -198,7 +198,7 @@ def rdp(records: int, rate: float, noise_multiplier: float, orders: _Array, *, a
         records: k from 1 to 1000. rate: in (0, 1). noise_multiplier: noise std / sensitivity to one record, > 0.
         orders: each > 1. adjacency: zero-out is tight; any other one tells the adversary how many records are in the sample.
 
-    Source: docs/privacy-theorems-0.2.md, "Several records a user".
+    Source: docs/privacy-theorems.md, "Several records a user".
     """
     _check(records, rate, noise_multiplier)
     z, log_w, a = float(noise_multiplier), _log_binomial(records, rate), np.asarray(orders, dtype=np.float64)

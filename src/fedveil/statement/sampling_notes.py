@@ -41,7 +41,7 @@ def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, m
         memoryless: clients keep nothing of one round for the next. Else what they send later may tell who took part, and then
             nothing is left of the crowd: the only one whose number is seen is the client itself.
 
-    Source: docs/privacy-theorems-0.2.md, "The number of participants is seen".
+    Source: docs/privacy-theorems.md, "The number of participants is seen".
     """
     if s.example_clip is not None:
         return None

@@ -37,7 +37,7 @@ class RowCosts:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
         self.held, self.most, self.so_far = Counter[int](), (0.0, 0), dict[int, tuple[Any, float]]()  # the dearest up to a round
-        self.fellow = 0.0  # of mu^2, what a client who knows its own noise sees more, where rows leave that out (erratum 65)
+        self.fellow = 0.0  # of mu^2, what a client who knows its own noise sees more, where rows leave that out (A-2026-03)
         self.squares, self.sampled = defaultdict[int, float](float), defaultdict[int, Counter[Release]](Counter)
         for release in releases:
             self.count(-1, release)

@@ -157,16 +157,20 @@ def _recorded(
     """
     method, s, context = federation.method, federation.setting, federation.context
     columns, policies = declared(context.task, context.objective, context.policy.part), measures.means(measured)
-    before = progress.history[-1] if progress.history else Record({"cumulative_noise_norm": 0.0})
-    shown = replace(seen, noise_before=before.public.get("cumulative_noise_norm")).in_view(method, s)
+    total = "cumulative_noise_norm"
+    before = progress.history[-1] if progress.history else Record({total: 0.0})
+    seen = replace(seen, noise_before=before.public.get(total))
+    shown = seen.in_view(method, s)
     public = measures.public_figures(method, s, columns, shown, policies)
     weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
     drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
     if drawn and seen.uploads:
         seen = replace(seen, noise=measures.noise_variances(method, s, seen.uploads, weights, drawn))
-    seen = replace(seen, noise_before=before.get("cumulative_noise_norm"))
+    if total in before.private:
+        seen = replace(seen, noise_before=before.private[total])
+    figures = {} if seen is shown else measures.release_figures(method, s, seen)
     clients = measures.client_figures(federation, progress, [*weights], columns, measured)
-    private = measures.private_figures(method, s, seen, outcomes, clients | policies)
+    private = measures.private_figures(seen, outcomes, figures, clients | policies)
     return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
 
 

@@ -78,7 +78,7 @@ class SeenRound:
         if s.sampling == "poisson" and s.scope.view is not View.SERVER:
             brought = s.example_clip is not None or s.min_survivors is not None
             hidden |= {"senders": None, "skipped": None} | (noise if brought else {})
-        return replace(self, **hidden)
+        return replace(self, **hidden) if hidden else self
 
 
 def shows_models(s: Setting) -> bool:
@@ -98,15 +98,15 @@ def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound
     return row | _noise_so_far(seen, row)
 
 
-def private_figures(method: Method, s: Setting, seen: SeenRound, outcomes: Sequence[Outcome], measured: Row) -> Row:
+def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row, measured: Row) -> Row:
     """Return all figures of a round but scores and time.
 
     Args:
-        seen: without regard to the view. measured: by the objective and the policy.
+        seen: without regard to the view. released: what follows from it, unless all of that is public. measured: by the objective
+            and the policy.
     """
     failed = {o.client: o.error for o in outcomes if o.error}
-    row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **release_figures(method, s, seen)}
-    row |= measured
+    row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **released, **measured}
     row |= _noise_so_far(seen, row)
     if not any(o.remote for o in outcomes):  # else the server does not know it
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, CapturedUpload, GradInversion, Knowledge, KnownTraining, metrics
 from fedveil.attacks.labels import label_counts, mean_prediction
-from fedveil.attacks.matching import withheld_guess
-from fedveil.attacks.pictures import save_comparison
-from fedveil.attacks.simulate import gradient, prepared, simulation, split
+from fedveil.attacks.matching import gradient, prepared, simulation, split, withheld_guess
+from fedveil.attacks.metrics import save_comparison
 from fedveil.data.load import load
 from fedveil.models import model_registry as registry
 

@@ -24,12 +24,10 @@ from typing import Any
 from fedveil.configuration.config import Config
 from fedveil.run.resume import begun
 from fedveil.run.run import run
-from fedveil.studies.grid.run_cell import cell_job
-from fedveil.studies.reproduce.collect import collected
+from fedveil.studies.grid import cell_job
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, rows
-from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import RowJob, job_of
+from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, collected, rows
+from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe
 from fedveil.studies.reproduce.recipe_table import write_results
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 

@@ -19,24 +19,25 @@ import numpy as np
 from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case
-from fedveil.audit.coupling import supports_given_releases
-from fedveil.audit.dp_sgd_audit import DpSgdClient, audit_canaries, audit_two_worlds
-from fedveil.audit.intervals import epsilon_ceiling
-from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
-from fedveil.audit.one_run import (
+from fedveil.audit.canaries import (
     Guesses,
+    canaries,
     ceiling,
     choose_guesses,
     epsilon_bound,
+    estimate,
+    final_scores,
     guess,
     mu_bound,
     simulate_gaussian,
     symmetric_grid,
+    threshold_bound,
 )
-from fedveil.audit.one_shot import canaries, estimate, final_scores, threshold_bound
+from fedveil.audit.dp_sgd_audit import DpSgdClient, audit_canaries, audit_two_worlds
+from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.single_upload import single_upload
-from fedveil.audit.subject import Subject
-from fedveil.audit.training_audit import Trainer, pairs
+from fedveil.audit.subject import Subject, epsilon_ceiling
+from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
 from fedveil.audit.two_world import Rates, choose_threshold, rates
 from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting

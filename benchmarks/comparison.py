@@ -40,12 +40,11 @@ from comparison_space import (
     overrides,
 )
 from fedveil.configuration.config import Config, parse
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.input_features import feature_map
-from fedveil.configuration.presets import path_of
+from fedveil.configuration.config_files import load_config, path_of
+from fedveil.configuration.plugins import feature_map
 from fedveil.data.load import load
 from fedveil.engines.inline import Inline
-from fedveil.federation.final_model import final_model
+from fedveil.federation.evaluation import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger

@@ -33,15 +33,13 @@ from fedveil.drawing.figure_style import save as save_figure
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
-from fedveil.flower import client_node, client_states, grid_engine
-from fedveil.flower.client_node import ClientNode
-from fedveil.flower.client_states import ClientStates
-from fedveil.flower.grid_engine import GridEngine
-from fedveil.flower.simulation import FlowerSimulation
+from fedveil.flower import client_node, grid_engine
+from fedveil.flower.client_node import ClientNode, ClientStates
+from fedveil.flower.grid_engine import FlowerSimulation, GridEngine
 from fedveil.mechanism.grid import exponent_for, to_grid
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.network.demo_network import demo
-from fedveil.release.release_row import NullLedger
+from fedveil.release.release_layout import NullLedger
 from fedveil.run.run import run
 from peers.flower_deployed import deployed
 from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
@@ -125,8 +123,8 @@ def parts(rounds: int) -> None:
                 ("training and door", client_node, "client_round"),
                 ("client reads the round", client_node, "read_round"),
                 ("client packs its answer", client_node, "reply_bytes"),
-                ("client's state to disk, synced", client_states.ClientStates, "keep"),
-                ("client's states from disk", client_states.ClientStates, "before"),
+                ("client's state to disk, synced", client_node.ClientStates, "keep"),
+                ("client's states from disk", client_node.ClientStates, "before"),
                 ("server reads answers", grid_engine, "read_reply"),
                 ("server checks releases", GridEngine, "_outcome"),
             ) as spent:

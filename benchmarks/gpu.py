@@ -23,9 +23,9 @@ from fedveil.accounting.types import View
 from fedveil.engines.batched import Batched
 from fedveil.engines.device import GPU, gpu_problem
 from fedveil.engines.inline import Inline
-from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.federation.round import Engine
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting

@@ -16,14 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import Bounds, CapturedUpload, Knowledge, gan
-from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
-from fedveil.attacks.extraction import KnowledgeExtraction
-from fedveil.attacks.features import Fitting, features, fit, predictions
-from fedveil.attacks.frechet import class_scores, classifier_logits, from_classifier, split_by_class
-from fedveil.attacks.identification import gradient_scores, identify
-from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
-from fedveil.attacks.pictures import save_comparison
-from fedveil.attacks.simulate import gradient, prepared, split
+from fedveil.attacks.gan import (
+    Fitting,
+    class_scores,
+    classifier_logits,
+    features,
+    fit,
+    from_classifier,
+    predictions,
+    split_by_class,
+)
+from fedveil.attacks.labels import from_gradients, from_outputs, gradient_scores, identify
+from fedveil.attacks.matching import gradient, prepared, split
+from fedveil.attacks.metrics import save_comparison
+from fedveil.attacks.probes import CIFAR10_ANIMALS, KnowledgeExtraction, infer_attribute
 from fedveil.data.load import load
 from fedveil.models import model_registry as registry
 

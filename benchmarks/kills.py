@@ -23,10 +23,9 @@ from pathlib import Path
 import tomli_w
 
 from fedveil.configuration.config import Config, configure
-from fedveil.network.certificates import make_client_key
-from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.client_ledger import compared
+from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network
 from fedveil.network.programs import free_port
-from fedveil.network.two_ledgers import compared
 from fedveil.run.run import run
 from fedveil.verify import verify_run
 

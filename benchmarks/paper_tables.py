@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.studies.reproduce.recipe import rows
-from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import Scale, settings_digest
+from fedveil.studies.reproduce.recipe_files import Scale, load_recipe, settings_digest
 
 OUT = Path(__file__).resolve().parent / "results" / "paper_tables.json"
 

@@ -144,8 +144,7 @@ def run(job: Job) -> str:
 
 def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     """Write the distances of twin runs, round by round."""
-    from fedveil.configuration.config_files import load_config
-    from fedveil.configuration.presets import chosen
+    from fedveil.configuration.config_files import chosen, load_config
     from fedveil.studies.twin import twin_sensitivity
 
     distances = twin_sensitivity(load_config(chosen(None, preset), overrides), 0)

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from fedveil.engines.memory import keep_freed_memory
+from fedveil.engines.device import keep_freed_memory
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
 from fedveil.release.dpsgd import PerExampleGradient

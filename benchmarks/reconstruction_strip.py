@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from fedveil.adversary.attack_options import PUBLIC, AttackOptions
-from fedveil.adversary.reconstruction import reconstruction
+from fedveil.adversary.release_attacks import reconstruction
 from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
-from fedveil.configuration.presets import names, path_of
+from fedveil.configuration.config_files import names, path_of
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, prepare

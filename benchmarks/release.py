@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from fedveil.accounting.sampler_variation import total_variation
+from fedveil.accounting.finite_precision import total_variation
 from fedveil.mechanism.grid import exponent_for, to_grid
 from fedveil.mechanism.sampler import rounded_normal
 

@@ -12,7 +12,7 @@ import sys
 
 from fedveil.engines.pool import ProcessPool
 from fedveil.engines.select_engine import settled
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from sides import HERE, Turns, federation, ours, program, save, setting, together
 
 ROUNDS = {"W0": 200, "W1": 15, "W2": 6, "W3": 2, "many": 15}

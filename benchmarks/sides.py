@@ -29,17 +29,16 @@ import torch
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.engines.pool import ProcessPool
 from fedveil.federation.clients import Clients
-from fedveil.federation.engine import Engine
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.round import Context
+from fedveil.federation.round import Context, Engine
 from fedveil.methods.method import Method, extras_of
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.release_row import NullLedger
+from fedveil.release.release_layout import NullLedger
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 from limit import WORKLOADS

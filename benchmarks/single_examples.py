@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from fedveil.engines.memory import keep_freed_memory
+from fedveil.engines.device import keep_freed_memory
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
-from fedveil.release import by_hand
+from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
@@ -81,7 +81,7 @@ def vmap_alone(net: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tenso
 
 
 WAYS: dict[str, Gradients] = {
-    "in a batch": partial(by_hand.gradients, losses=losses_of),
+    "in a batch": partial(per_example.gradients, losses=losses_of),
     REFERENCE: partial(vectorised, losses_of=losses_of),
     "vmap alone": vmap_alone,
     "loop": partial(one_by_one, losses_of=losses_of),
@@ -123,7 +123,7 @@ def main() -> None:
         shape, n = SHAPES.get(name, (1, 28, 28)), BATCHES.get(name, options.batch)
         torch.manual_seed(1)
         net = OWN[name]() if name in OWN else registry.build(name, shape, 10, 1)
-        ways = {way: make for way, make in WAYS.items() if way != "in a batch" or by_hand.known(net)}
+        ways = {way: make for way, make in WAYS.items() if way != "in a batch" or per_example.known(net)}
         turns = together({way: steps(net, shape, n, make) for way, make in ways.items()}, options.rounds)
         print(f"{name}, batch {n}")
         for way in turns.seconds:

@@ -30,9 +30,8 @@ from fedveil.run.assembly import federation
 from fedveil.run.resolve import opened
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import kept, rows
-from fedveil.studies.reproduce.recipe_data import chance_of, presence
-from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
-from fedveil.studies.reproduce.recipe_rows import job_of
+from fedveil.studies.reproduce.recipe_files import job_of, load_recipe, recipe_names
+from fedveil.studies.reproduce.reproduction import chance_of, presence
 
 OUT = Path(__file__).resolve().parent / "results" / "small_scale.json"
 MARGIN = 0.2

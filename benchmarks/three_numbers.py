@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting.formatting import at_least, at_most
+from fedveil.accounting.types import at_least, at_most
 from fedveil.adversary.audit_run import audit_config
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.presets import path_of
+from fedveil.configuration.config_files import load_config, path_of
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start

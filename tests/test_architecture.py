@@ -238,15 +238,19 @@ def test_text_is_read_and_written_in_one_encoding_whatever_the_locale() -> None:
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
-    modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run", "fedveil.tasks.task"}
-    text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"
-    found = {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.methods.base", "fedveil.tasks.task"}
+    text = (
+        "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.methods.base, os"
+    )
+    found = {"fedveil.data.load", "fedveil.errors", "fedveil.methods.base"}
     assert imports(ast.parse(text), modules) == found
     assert imports(ast.parse(f"{text}\nT = {{'task': 'fedveil.tasks.task:Task'}}"), modules) == {*found, "fedveil.tasks.task"}
 
 
 def test_an_arrow_up_and_a_circle_are_found() -> None:
-    assert upward({"fedveil.data.load": {"fedveil.run.run", "fedveil.errors"}}) == ["fedveil.data.load imports fedveil.run.run"]
+    assert upward({"fedveil.data.load": {"fedveil.methods.base", "fedveil.errors"}}) == [
+        "fedveil.data.load imports fedveil.methods.base"
+    ]
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 

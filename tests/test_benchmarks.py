@@ -11,7 +11,7 @@ import pytest
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

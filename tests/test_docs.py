@@ -118,11 +118,11 @@ def test_prose_is_wrapped() -> None:
 
 
 def test_what_is_not_there_and_what_is_too_long_are_found() -> None:
-    text = "`fedveil.data.load.load` `fedveil.nowhere.load` `run/run.py: run` `run/run.py: walk`\nfrom fedveil.errors import Gone"
+    text = "`fedveil.data.load.load` `fedveil.nowhere.load` `api/run.py: Run` `api/run.py: walk`\nfrom fedveil.errors import Gone"
     gone = {name for name in names(text) if not there(name)}
-    assert gone == {"fedveil.nowhere." + "load", "fedveil.run.run.walk", "fedveil.errors.Gone"}
-    page = "tests/, src/fedveil/run/" + "gone.py, run/run.py, `test_gone" + ".py`, runs/a/report.html, presets/METHOD/ROW.toml"
-    assert missing_paths(page, ROOT) == ["src/fedveil/run/gone.py", "test_gone.py"]
+    assert gone == {"fedveil.nowhere." + "load", "fedveil.api.run.walk", "fedveil.errors.Gone"}
+    page = "tests/, src/fedveil/api/" + "gone.py, api/run.py, `test_gone" + ".py`, runs/a/report.html, presets/METHOD/ROW.toml"
+    assert missing_paths(page, ROOT) == ["src/fedveil/api/gone.py", "test_gone.py"]
     line = "word " * 30
     assert long_lines(f"{line}\n| {line}\n```\n{line}\n```\n    {line}") == [line]
 

@@ -19,9 +19,8 @@ from typing import Any
 import tomli_w
 
 from fedveil.flower.quiet import QUIET, environment
-from fedveil.network.certificates import make_client_key, public_key_of
 from fedveil.network.flower_api import Control, Endpoint
-from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
 from fedveil.network.programs import Program, free_port, running
 
 APP = Path(__file__).parent / "flower_app"

@@ -1,13 +1,13 @@
 """What `fedveil/__init__.py` loads when first used, for type checkers and editors."""
 
-from fedveil.api.comparison import compare as compare
 from fedveil.api.federation import Federation as Federation
+from fedveil.api.federation import compare as compare
 from fedveil.api.run import Run as Run
+from fedveil.api.run import Statement as Statement
 from fedveil.api.run import open_run as open_run
-from fedveil.api.statement import Statement as Statement
 from fedveil.configuration.config import configure as configure
+from fedveil.configuration.config import replace as replace
 from fedveil.configuration.config_files import load_config as load_config
-from fedveil.configuration.replace import replace as replace
 from fedveil.configuration.sections import LocalOptimizer
 from fedveil.configuration.sections import Privacy as Privacy
 from fedveil.configuration.sections import ServerOptimizer as ServerOptimizer
@@ -16,7 +16,7 @@ from fedveil.data.dataset import Dataset as Dataset
 from fedveil.data.load import load as load
 from fedveil.data.own.arrays import from_arrays as from_arrays
 from fedveil.data.own.frames import from_frame as from_frame
-from fedveil.data.own.huggingface import from_huggingface as from_huggingface
+from fedveil.data.own.torch_data import from_huggingface as from_huggingface
 from fedveil.data.own.torch_data import from_torch as from_torch
 from fedveil.data.partition import partition as partition
 from fedveil.errors import BudgetExhausted as BudgetExhausted
@@ -32,7 +32,6 @@ from fedveil.methods.aldp_fl import ALDPFL as ALDPFL
 from fedveil.methods.banded_mf import BandedMF as BandedMF
 from fedveil.methods.blur_lus import BlurLus as BlurLus
 from fedveil.methods.censor import Censor as Censor
-from fedveil.methods.dp_fedavg import DPFedAvg as DPFedAvg
 from fedveil.methods.dp_fedsam import DPFedSAM as DPFedSAM
 from fedveil.methods.dp_scaffold import DPScaffold as DPScaffold
 from fedveil.methods.dpa_ldp import DPALDP as DPALDP
@@ -40,6 +39,7 @@ from fedveil.methods.fed_addp import FedADDP as FedADDP
 from fedveil.methods.fed_dpa import FedDPA as FedDPA
 from fedveil.methods.fed_smp import FedSMP as FedSMP
 from fedveil.methods.fedanc import FedANC as FedANC
+from fedveil.methods.fedavg import DPFedAvg as DPFedAvg
 from fedveil.methods.fedavg import FedAvg as FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP as FedGLPADP
 from fedveil.methods.gfl_aldpa import GFLALDPA as GFLALDPA
@@ -53,23 +53,23 @@ from fedveil.methods.sensitive_dp import SensitiveDP as SensitiveDP
 from fedveil.methods.soteria import Soteria as Soteria
 from fedveil.methods.time_adaptive import TimeAdaptive as TimeAdaptive
 from fedveil.methods.time_varying_dp import TimeVaryingDP as TimeVaryingDP
-from fedveil.models.adapter_files import save_adapter as save_adapter
 from fedveil.models.embed import embed as embed
-from fedveil.models.module_checks import fix as fix
-from fedveil.models.own_models import register_model as register_model
+from fedveil.models.lora import save_adapter as save_adapter
+from fedveil.models.model_registry import register_model as register_model
+from fedveil.models.trainable import fix as fix
 from fedveil.network.central_dp import CentralDP as CentralDP
 from fedveil.run.published_copy import publish as publish
 from fedveil.run.run import run
 from fedveil.run.verification import verification as verification
 from fedveil.statement.certify import certify_config
-from fedveil.statement.statement_markdown import to_markdown as to_markdown
-from fedveil.tasks.binary import Binary as Binary
+from fedveil.statement.statement_layout import to_markdown as to_markdown
+from fedveil.tasks.classification import Binary as Binary
 from fedveil.tasks.classification import Classification as Classification
-from fedveil.tasks.column import Column as Column
-from fedveil.tasks.multi_label import MultiLabel as MultiLabel
+from fedveil.tasks.classification import MultiLabel as MultiLabel
 from fedveil.tasks.regression import Regression as Regression
 from fedveil.tasks.segmentation import Segmentation as Segmentation
 from fedveil.tasks.survival import Survival as Survival
+from fedveil.tasks.task import Column as Column
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task_registry import register_task as register_task
 from fedveil.tasks.token_prediction import TokenPrediction as TokenPrediction

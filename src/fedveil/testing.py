@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.replace import replace
+from fedveil.configuration.config import Config, configure, replace
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.methods.base import MethodConfig
 from fedveil.run.run import run

@@ -8,13 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedveil.accounting.float_sensitivity import (
-    additions,
-    gamma,
-    norm_excess,
-    sum_error,
-    summed_sensitivity,
-)
+from fedveil.accounting.finite_precision import additions, gamma, norm_excess, sum_error, summed_sensitivity
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
 

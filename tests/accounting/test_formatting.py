@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.accounting.formatting import at_least, at_most, epsilon, number, percent_at_least
-from fedveil.accounting.types import Adjacency, Audit, Claim, Guarantee, Scope, Unit, View
+from fedveil.accounting.types import (
+    Adjacency,
+    Audit,
+    Claim,
+    Guarantee,
+    Scope,
+    Unit,
+    View,
+    at_least,
+    at_most,
+    epsilon,
+    number,
+    percent_at_least,
+)
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 

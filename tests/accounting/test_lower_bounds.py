@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.lower_bounds import epsilon_at_least
+from fedveil.accounting.attack_power import epsilon_at_least
 from fedveil.accounting.subsampled import one_step_delta
 from fedveil.accounting.types import Adjacency, SampledGaussian
 

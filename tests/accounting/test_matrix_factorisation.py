@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.matrix_factorisation import (
+from fedveil.accounting.correlated_noise import (
     banded_sensitivity,
     cyclic_event,
     dyadic,
@@ -22,8 +22,8 @@ from fedveil.accounting.matrix_factorisation import (
     prefix_sum_error,
     square_root_coefficients,
     toeplitz_sensitivity,
+    tree_sensitivity_squared,
 )
-from fedveil.accounting.tree_aggregation import tree_sensitivity_squared
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
 

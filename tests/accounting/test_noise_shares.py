@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedveil.accounting.finite_precision import delta_with_shares, kappa, log_kappa, share_slack
 from fedveil.accounting.gaussian import delta_of
-from fedveil.accounting.noise_shares import delta_with_shares, kappa, log_kappa, share_slack
 from fedveil.errors import ConfigError
 
 

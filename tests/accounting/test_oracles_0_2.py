@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.accounting import float_sensitivity as floats
-from fedveil.accounting import gaussian, pld, random_tries, secret_samples, seen_count, selection, subsampled, user_records
-from fedveil.accounting import matrix_factorisation as factorisation
-from fedveil.accounting import noise_shares as shares
-from fedveil.accounting._roots import crossing
+from fedveil.accounting import correlated_noise as factorisation
+from fedveil.accounting import finite_precision as floats
+from fedveil.accounting import finite_precision as shares
+from fedveil.accounting import fixed_size, gaussian, pld, secret_samples, selection, subsampled
+from fedveil.accounting._numbers import crossing
 from fedveil.accounting.accountant import least_noise
-from fedveil.accounting.tree_aggregation import tree_sensitivity_squared
+from fedveil.accounting.correlated_noise import tree_sensitivity_squared
 from fedveil.accounting.types import (
     Adjacency,
     FixedSampleGaussian,
@@ -40,7 +40,7 @@ def renyi(event: SecretSample, order: float, adjacency: Adjacency = ZERO) -> flo
 
 @lru_cache(maxsize=16)
 def seen(clients: int, rate: float, z: float, rounds: int, delta: float) -> tuple[float, ...]:
-    pairs = seen_count.pairs_of(SeenCountGaussian(clients, rate, z, rounds))
+    pairs = fixed_size.pairs_of(SeenCountGaussian(clients, rate, z, rounds))
     return tuple(pld.epsilon(total, delta) for total in pld.composed([pairs], 1e-5 * delta, ZERO, STEP))
 
 
@@ -69,7 +69,7 @@ def _sampled_delta(rate: float, z: float, epsilon: float) -> float:
 
 
 def selected(tries: float, z: float, order: int, other: int, eta: float = 0.0) -> float:
-    law = random_tries.tries_of_mean(eta, tries)
+    law = selection.tries_of_mean(eta, tries)
     a, b = (60 * subsampled.rdp(0.1, z, [float(x)], adjacency=ZERO) for x in (order, other))
     values = np.array([a[0], b[0]])
     extra = (1 + eta) * ((1 - 1 / other) * b[0] - math.log(law.gamma) / other)
@@ -80,7 +80,7 @@ def selected(tries: float, z: float, order: int, other: int, eta: float = 0.0) -
 
 def needed(tries: float, epsilon: float, eta: float = 0.0) -> float:
     """By Renyi divergences, as the page has it; by privacy profiles less is needed."""
-    law = random_tries.tries_of_mean(eta, tries)
+    law = selection.tries_of_mean(eta, tries)
 
     def cost(z: float) -> float:
         return selection.selection_epsilon(law, selection.curve_of([SampledGaussian(0.1, z, 60)], ZERO), 1e-5)
@@ -92,7 +92,7 @@ def needed(tries: float, epsilon: float, eta: float = 0.0) -> float:
 
 def toy(eta: float) -> float:
     """Exact Renyi divergence of order 2 of the best of K scores, N(1, 1) against N(0, 1), E[K] = 10."""
-    law, x = random_tries.tries_of_mean(eta, 10), np.linspace(-12, 14, 200_001)
+    law, x = selection.tries_of_mean(eta, 10), np.linspace(-12, 14, 200_001)
     c = 1 - law.gamma
 
     def density(mu: float) -> np.ndarray:
@@ -106,7 +106,7 @@ def toy(eta: float) -> float:
 
 
 def toy_bound(eta: float, mu: float, order: float) -> float:
-    law = random_tries.tries_of_mean(eta, 10)
+    law = selection.tries_of_mean(eta, 10)
     other = max(1.0, math.sqrt(-2 * math.log(law.gamma)) / mu)
     orders = np.array([order, other])
     return float(selection.selection_rdp(law, orders, orders * mu**2 / 2)[0])
@@ -130,11 +130,11 @@ def full(rounds: int, separation: int, participations: int) -> float:
 
 
 def user(records: int) -> float:
-    return user_records.epsilon_pld(UserRecordsGaussian(records, 0.01, 1.0, 1000), 1e-5, adjacency=ZERO, step=STEP)
+    return secret_samples.epsilon_pld(UserRecordsGaussian(records, 0.01, 1.0, 1000), 1e-5, adjacency=ZERO, step=STEP)
 
 
 def fixed(z: float, adjacency: Adjacency) -> float:
-    return seen_count.epsilon_pld(FixedSampleGaussian(10, 1, z, 60), 1e-5, adjacency=adjacency, step=STEP)
+    return fixed_size.epsilon_pld(FixedSampleGaussian(10, 1, z, 60), 1e-5, adjacency=adjacency, step=STEP)
 
 
 def root(f: Callable[[float], float], target: float, low: float, high: float) -> float:
@@ -144,20 +144,20 @@ def root(f: Callable[[float], float], target: float, low: float, high: float) ->
 Call = tuple[Callable[[], float], float]
 EXACT = 1e-9
 CALLS: dict[int, Call] = {
-    101: (lambda: seen_count.fixed_sample_delta(0.2, 1, 1)[0], EXACT),
-    103: (lambda: seen_count.fixed_sample_delta(0.2, 1, 1)[1], EXACT),
-    104: (lambda: seen_count.seen_count_delta(10, 0.1, 1, 1)[0], EXACT),
-    106: (lambda: seen_count.seen_count_delta(100, 0.1, 2, 0.5)[0], EXACT),
+    101: (lambda: fixed_size.fixed_sample_delta(0.2, 1, 1)[0], EXACT),
+    103: (lambda: fixed_size.fixed_sample_delta(0.2, 1, 1)[1], EXACT),
+    104: (lambda: fixed_size.seen_count_delta(10, 0.1, 1, 1)[0], EXACT),
+    106: (lambda: fixed_size.seen_count_delta(100, 0.1, 2, 0.5)[0], EXACT),
     107: (lambda: subsampled.one_step_delta(0.1, 1, 1)[0], EXACT),
-    109: (lambda: root(lambda e: seen_count.seen_count_delta(10, 0.1, 1, e)[1], 1e-3, 0.1, 3), EXACT),
+    109: (lambda: root(lambda e: fixed_size.seen_count_delta(10, 0.1, 1, e)[1], 1e-3, 0.1, 3), EXACT),
     110: (lambda: root(lambda e: subsampled.one_step_delta(0.1, 1, e)[0], 1e-3, 0.1, 3), 1e-6),
     112: (lambda: renyi(SeenCountGaussian(10, 0.1, 1), 8), EXACT),
     113: (lambda: renyi(FixedSampleGaussian(10, 2, 1), 2), EXACT),
     115: (add_or_remove, EXACT),
-    116: (lambda: root(lambda e: seen_count.named_participants_delta(0.1, 1, 100, e), 1e-3, 5, 30), EXACT),
-    118: (lambda: random_tries.tries_of_mean(0, 3).gamma, EXACT),
-    119: (lambda: random_tries.tries_of_mean(0, 10).gamma, EXACT),
-    121: (lambda: random_tries.tries_of_mean(-0.5, 10).gamma, EXACT),
+    116: (lambda: root(lambda e: fixed_size.named_participants_delta(0.1, 1, 100, e), 1e-3, 5, 30), EXACT),
+    118: (lambda: selection.tries_of_mean(0, 3).gamma, EXACT),
+    119: (lambda: selection.tries_of_mean(0, 10).gamma, EXACT),
+    121: (lambda: selection.tries_of_mean(-0.5, 10).gamma, EXACT),
     122: (lambda: selected(3, 9.34, 49, 23), EXACT),
     124: (lambda: selected(30, 12.0, 69, 48), EXACT),
     125: (lambda: selected(3, 4.93, 26, 12), EXACT),
@@ -202,9 +202,9 @@ CALLS: dict[int, Call] = {
     179: (lambda: floats.sum_error(64, "float32"), EXACT),
     181: (lambda: floats.summed_sensitivity(1, 61_706, 1000, 2.0**-24), EXACT),
     182: (lambda: floats.summed_sensitivity(1, 61_706, 1000, 2.0**-24, precision="float32"), EXACT),
-    184: (lambda: user_records.one_step_delta(2, 0.1, 1, 1)[0], EXACT),
-    185: (lambda: user_records.one_step_delta(4, 0.1, 1, 1)[0], EXACT),
-    187: (lambda: user_records.one_step_delta(4, 0.1, 1, 0.2)[1], EXACT),
+    184: (lambda: secret_samples.one_step_delta(2, 0.1, 1, 1)[0], EXACT),
+    185: (lambda: secret_samples.one_step_delta(4, 0.1, 1, 1)[0], EXACT),
+    187: (lambda: secret_samples.one_step_delta(4, 0.1, 1, 0.2)[1], EXACT),
     188: (lambda: renyi(UserRecordsGaussian(2, 0.1, 1), 2), EXACT),
     190: (lambda: renyi(UserRecordsGaussian(3, 0.01, 0.8), 4), EXACT),
     191: (lambda: gaussian.epsilon_of(4 * 0.5, 1e-5), EXACT),
@@ -254,7 +254,7 @@ def test_seen_counts_of_the_table(row: tuple[int, float, float, int, float], exp
     clients, rate, z, rounds, delta = row
     fine = seen(*row)
     assert max(fine) == fine[0] == pytest.approx(expected, rel=6e-6)
-    quoted = seen_count.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO)
+    quoted = fixed_size.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO)
     assert expected * (1 - 1e-6) <= quoted <= expected * 1.0003
 
 
@@ -268,7 +268,7 @@ def test_remaining_values_of_the_page() -> None:
     assert floats.summed_sensitivity(1, 11_200_000, 64, 2.0**-24) == pytest.approx(1.000200, abs=5e-7)
     assert [needed(10, e) for e in (0.5, 1, 2)] == pytest.approx([10.8739, 5.6911, 3.0643], rel=2e-5)
     assert [needed(30, 1, eta) for eta in (1, -0.5)] == pytest.approx([7.72, 5.43], abs=5e-3)
-    assert [random_tries.tries_of_mean(eta, 10).probability_of(1) for eta in (0, -0.5)] == pytest.approx([0.27, 0.53], abs=5e-3)
+    assert [selection.tries_of_mean(eta, 10).probability_of(1) for eta in (0, -0.5)] == pytest.approx([0.27, 0.53], abs=5e-3)
     assert user(1) == pytest.approx(1.8283, rel=3e-5)
     with pytest.raises(ValueError, match="band of 6 is above 3 groups"):
         factorisation.cyclic_event(COEFFICIENTS[:6], 9, 3, 0.3, 1, 2)

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.accounting.accountant import _bound, bound, calibrate, delta_bound, rdp_curve
+from fedveil.accounting.attack_power import largest_tpr
 from fedveil.accounting.gaussian import delta_of, epsilon_of, mu_of
-from fedveil.accounting.power import largest_tpr
-from fedveil.accounting.random_tries import tries_of_mean
-from fedveil.accounting.selection import selection_bound
+from fedveil.accounting.selection import selection_bound, tries_of_mean
 from fedveil.accounting.types import (
     Adjacency,
     Event,

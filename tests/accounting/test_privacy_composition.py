@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from fedveil.accounting import composition as c
-from fedveil.accounting.gaussian import delta_of, epsilon_of
-from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
+from fedveil.accounting import gaussian as c
+from fedveil.accounting.gaussian import delta_of, epsilon_of, mu_groups, mu_groups_joint
 from fedveil.errors import ConfigError
 
 sizes = st.integers(1, 6)

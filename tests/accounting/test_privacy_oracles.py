@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.accounting import gaussian, heterogeneous, last_iterate, subsampled, truncated
+from fedveil.accounting import gaussian, last_iterate, subsampled, truncated
 from fedveil.accounting.types import Adjacency, View
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import StepRates
@@ -126,8 +126,8 @@ CALLS: dict[str, Callable[[], float]] = {
     "delta_inf, dim=1000, equal spread of ||v||=.3, sigma=.3, b=1": lambda: truncated.delta_floor_of(
         0.3, 1, [0.3 / math.sqrt(1000)] * 1000
     ),
-    "mu_groups([.5,.3,.2],[1,.6,.2])": lambda: heterogeneous.mu_groups([0.5, 0.3, 0.2], [1, 0.6, 0.2]),
-    "mu_groups_joint([.5,.3,.2],[1,.6,.2],.5)": lambda: heterogeneous.mu_groups_joint([0.5, 0.3, 0.2], [1, 0.6, 0.2], 0.5),
+    "mu_groups([.5,.3,.2],[1,.6,.2])": lambda: gaussian.mu_groups([0.5, 0.3, 0.2], [1, 0.6, 0.2]),
+    "mu_groups_joint([.5,.3,.2],[1,.6,.2],.5)": lambda: gaussian.mu_groups_joint([0.5, 0.3, 0.2], [1, 0.6, 0.2], 0.5),
     "rdp_sgm_int(q=0.01, noise_mult=1.0, alpha=8)": lambda: float(subsampled.rdp(0.01, 1, [8.0], adjacency=ZERO)[0]),
     "rdp_sgm_int(q=0.1, noise_mult=1.0, alpha=3)": lambda: float(subsampled.rdp(0.1, 1, [3.0], adjacency=ZERO)[0]),
     "rdp_sgm_int(q=0.01, noise_mult=0.8, alpha=2)": lambda: float(subsampled.rdp(0.01, 0.8, [2.0], adjacency=ZERO)[0]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedveil.accounting.random_tries import RandomTries, draw, tries_of_mean
+from fedveil.accounting.selection import RandomTries, draw, tries_of_mean
 
 
 @pytest.mark.parametrize("eta", [-0.5, 0.0, 1.0, 3.0])

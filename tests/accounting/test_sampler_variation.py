@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedveil.accounting.finite_precision import sampler_delta, total_variation
 from fedveil.accounting.gaussian import delta_of
-from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.errors import ConfigError
 
 

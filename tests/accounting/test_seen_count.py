@@ -13,10 +13,10 @@ from scipy.fft import irfft, rfft
 from scipy.integrate import trapezoid
 from scipy.stats import binom, norm
 
-from fedveil.accounting import pld, seen_count, subsampled, swapped_pairs
-from fedveil.accounting._roots import crossing
+from fedveil.accounting import fixed_size, pld, subsampled
+from fedveil.accounting._numbers import crossing
+from fedveil.accounting.fixed_size import fixed_sample_delta, named_participants_delta, pairs_of, seen_count_delta
 from fedveil.accounting.gaussian import delta_of, epsilon_of
-from fedveil.accounting.seen_count import fixed_sample_delta, named_participants_delta, pairs_of, seen_count_delta
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, SeenCountGaussian
 from fedveil.errors import ConfigError
 
@@ -106,7 +106,7 @@ def test_curves_are_convex_and_grow_with_the_share(a: float, b: float, part: flo
 @given(st.integers(1, 3000), st.floats(1e-4, 0.999), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_counts_are_binomial_with_the_same_mean_and_what_is_left_out_is_counted(clients: int, rate: float, exact: bool) -> None:
-    k, weights, lost = seen_count._counts(clients, rate, 1e-9, exact)
+    k, weights, lost = fixed_size._counts(clients, rate, 1e-9, exact)
     above = binom.sf(k[-1], clients, rate)
     assert above <= lost <= 1e-9 * (1 + 1e-8)
     assert math.fsum(weights) == pytest.approx(1, rel=1e-12)
@@ -157,7 +157,7 @@ def test_an_attack_on_the_first_row_stays_below_the_proven_value_and_near_it() -
         return float(law[above] @ -np.expm1(epsilon - losses[above]))
 
     attacked = crossing(lambda epsilon: delta(epsilon) - 1e-3, 5, 30)
-    proven = seen_count.epsilon_pld(SeenCountGaussian(10, 0.1, 1, 100), 1e-3, adjacency=ZERO)
+    proven = fixed_size.epsilon_pld(SeenCountGaussian(10, 0.1, 1, 100), 1e-3, adjacency=ZERO)
     hidden = subsampled.epsilon_pld(0.1, 1, 100, 1e-3, adjacency=ZERO)
     assert attacked == pytest.approx(13.1245, abs=2e-3)
     assert hidden < 5 < attacked < proven < 14
@@ -177,9 +177,7 @@ def test_composition_by_a_second_implementation_from_the_curves(adjacency: Adjac
     losses = step * np.arange(3000)
     k = np.arange(1, clients + 1)
     weights, p = binom.pmf(k, clients, rate)[:, None], (k / clients)[:, None]
-    wide, narrow = (
-        (weights * curve(p, z, losses)).sum(axis=0) for curve in (swapped_pairs.wide_curve, swapped_pairs.narrow_curve)
-    )
+    wide, narrow = ((weights * curve(p, z, losses)).sum(axis=0) for curve in (fixed_size.wide_curve, fixed_size.narrow_curve))
     pair = {ZERO: (wide, narrow), REPLACE: (narrow, narrow), None: (wide, wide)}[adjacency]
     forward, backward = (masses_of(curve, losses) for curve in (pair if direction == 0 else pair[::-1]))
     law = np.zeros(size)
@@ -198,10 +196,10 @@ def test_a_sample_of_everybody_is_a_plain_gaussian_and_of_nobody_nothing() -> No
     for adjacency in (ZERO, REPLACE, None):
         for event in (SeenCountGaussian(7, 1.0, 2.0, 9), FixedSampleGaussian(7, 7, 2.0, 9)):
             assert (
-                epsilon_of(1.5, 1e-5) <= seen_count.epsilon_pld(event, 1e-5, adjacency=adjacency) <= epsilon_of(1.5, 1e-5) * 1.002
+                epsilon_of(1.5, 1e-5) <= fixed_size.epsilon_pld(event, 1e-5, adjacency=adjacency) <= epsilon_of(1.5, 1e-5) * 1.002
             )
         for event in (SeenCountGaussian(7, 0.0, 2.0, 9), FixedSampleGaussian(7, 0, 2.0, 9), SeenCountGaussian(7, 0.5, 2.0, 0)):
-            assert seen_count.epsilon_pld(event, 1e-5, adjacency=adjacency) == 0
+            assert fixed_size.epsilon_pld(event, 1e-5, adjacency=adjacency) == 0
     assert fixed_sample_delta(1, 2, 0.3) == pytest.approx((delta_of(0.5, 0.3),) * 2, rel=1e-12)
     assert seen_count_delta(5, 0, 2, 0.3) == fixed_sample_delta(0, 2, 0.3) == (0, 0)
 
@@ -210,9 +208,9 @@ def test_a_sample_of_everybody_is_a_plain_gaussian_and_of_nobody_nothing() -> No
 @settings(max_examples=25, deadline=None)
 def test_seen_lies_between_hidden_and_named_and_unsampled(clients: int, rate: float, z: float, rounds: int) -> None:
     event, delta, slack = SeenCountGaussian(clients, rate, z, rounds), 1e-5, 1 + 2e-3
-    seen = seen_count.epsilon_pld(event, delta, adjacency=ZERO)
+    seen = fixed_size.epsilon_pld(event, delta, adjacency=ZERO)
     assert subsampled.epsilon_pld(rate, z, rounds, delta, adjacency=ZERO) <= seen * slack + 1e-4
-    assert seen <= seen_count.epsilon_pld(event, delta) * slack + 1e-4
+    assert seen <= fixed_size.epsilon_pld(event, delta) * slack + 1e-4
     if rounds == 1:
         assert seen_count_delta(clients, rate, z, 0.5)[0] <= named_participants_delta(rate, z, 1, 0.5) * (1 + 1e-9)
 
@@ -223,16 +221,16 @@ def test_renyi_divergence_by_its_integral_over_epsilon(adjacency: Adjacency | No
     eps = np.linspace(0, 20, 6_001)
     k = np.arange(1, clients + 1)
     weights, p = binom.pmf(k, clients, rate)[:, None], (k / clients)[:, None]
-    wide = (weights * swapped_pairs.wide_curve(p, z, eps)).sum(axis=0)
-    narrow = (weights * swapped_pairs.narrow_curve(p, z, eps)).sum(axis=0)
+    wide = (weights * fixed_size.wide_curve(p, z, eps)).sum(axis=0)
+    narrow = (weights * fixed_size.narrow_curve(p, z, eps)).sum(axis=0)
     first, second = {ZERO: (wide, narrow), REPLACE: (narrow, narrow), None: (wide, wide)}[adjacency]
-    pairs = seen_count.renyi_pairs_of(SeenCountGaussian(clients, rate, z))
+    pairs = fixed_size.renyi_pairs_of(SeenCountGaussian(clients, rate, z))
     for a in (1.5, 4.0, 9.0):
         direct = max(
             math.log1p(a * (a - 1) * trapezoid(np.exp((a - 1) * eps) * up + np.exp(-a * eps) * down, eps)) / (a - 1)
             for up, down in ((first, second), (second, first))
         )
-        ours = float(swapped_pairs.rdp(pairs, np.array([a]), adjacency)[0])
+        ours = float(fixed_size.rdp(pairs, np.array([a]), adjacency)[0])
         assert ours == pytest.approx(direct, rel=1e-4)
 
 
@@ -240,7 +238,7 @@ def test_renyi_curve_is_monotone_below_the_unsampled_one_and_never_beats_the_los
     orders = np.array([1.01, 1.5, 2, 3.7, 8, 20, 65, 300, 1024.0])
     for event in (SeenCountGaussian(1000, 0.01, 1), SeenCountGaussian(10, 0.3, 0.4), FixedSampleGaussian(9, 4, 12.0)):
         for adjacency in (ZERO, REPLACE, None):
-            curve = swapped_pairs.rdp(seen_count.renyi_pairs_of(event), orders, adjacency)
+            curve = fixed_size.rdp(fixed_size.renyi_pairs_of(event), orders, adjacency)
             assert np.all(np.diff(curve) >= -1e-15)
             assert np.all(curve <= orders / (2 * event.noise_multiplier**2))
 
@@ -290,7 +288,7 @@ def _losses_of_two(n: int, rounds: int, rate: float, z: float, seed: int) -> tup
 def test_clients_that_keep_something_tell_more_than_a_seen_count_of_memoryless_ones() -> None:
     rate, z, rounds, delta, n = 0.97, 1.5, 60, 0.05, 40_000
     crowd, alone = (
-        seen_count.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO) for clients in (2, 1)
+        fixed_size.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO) for clients in (2, 1)
     )
     loss, named = _losses_of_two(n, rounds, rate, z, seed=0)
     above, control = (np.maximum(-np.expm1(np.minimum(crowd - x, 0.0)), 0.0) for x in (loss, named))

@@ -15,8 +15,8 @@ from scipy.special import logsumexp, ndtr
 
 from fedveil.accounting import accountant
 from fedveil.accounting.gaussian import delta_of
-from fedveil.accounting.random_tries import RandomTries, tries_of_mean
 from fedveil.accounting.selection import (
+    RandomTries,
     curve_of,
     needed_noise_multiplier,
     poisson_selection_rdp,
@@ -24,6 +24,7 @@ from fedveil.accounting.selection import (
     selection_divergence,
     selection_epsilon,
     selection_rdp,
+    tries_of_mean,
     truncation_delta,
 )
 from fedveil.accounting.subsampled import ORDERS

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
-from fedveil.accounting import pld, subsampled, user_records
+from fedveil.accounting import pld, secret_samples, subsampled
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, UserRecordsGaussian
 from fedveil.errors import ConfigError
@@ -32,12 +32,12 @@ def test_one_step_deltas_by_integration(records: int, rate: float, z: float, eps
     step = x[1] - x[0]
     removed = np.maximum(mixed - math.exp(epsilon) * base, 0).sum() * step
     added = np.maximum(base - math.exp(epsilon) * mixed, 0).sum() * step
-    assert user_records.one_step_delta(records, rate, z, epsilon) == pytest.approx((removed, added), rel=1e-4, abs=1e-8)
+    assert secret_samples.one_step_delta(records, rate, z, epsilon) == pytest.approx((removed, added), rel=1e-4, abs=1e-8)
 
 
 def test_one_record_is_the_sampled_gaussian() -> None:
     for epsilon in (0.0, 0.05, 0.5, 2.0):
-        ours, known = user_records.one_step_delta(1, 0.1, 1.3, epsilon), subsampled.one_step_delta(0.1, 1.3, epsilon)
+        ours, known = secret_samples.one_step_delta(1, 0.1, 1.3, epsilon), subsampled.one_step_delta(0.1, 1.3, epsilon)
         assert ours == pytest.approx(known, rel=1e-9, abs=1e-15)
     for adjacency in (ZERO, REPLACE, None):
         one, sampled = (e(0.1, 1.3, 50) for e in (lambda *a: UserRecordsGaussian(1, *a), SampledGaussian))
@@ -60,7 +60,7 @@ def test_no_user_in_the_plane_costs_more_than_one_whose_records_pull_together() 
         for subset in itertools.product((0, 1), repeat=records):
             weight = rate ** sum(subset) * (1 - rate) ** (records - sum(subset))
             mixed += weight * density(np.array(subset) @ vectors)
-        removed, added = user_records.one_step_delta(records, rate, 1, epsilon)
+        removed, added = secret_samples.one_step_delta(records, rate, 1, epsilon)
         base = density(np.zeros(2))
         assert np.maximum(mixed - math.exp(epsilon) * base, 0).sum() * cell <= removed + 1e-6
         assert np.maximum(base - math.exp(epsilon) * mixed, 0).sum() * cell <= added + 1e-6
@@ -79,16 +79,16 @@ def test_composition_agrees_with_a_second_library(records: int, rate: float, z: 
         sampling_probs=binom.pmf(j, records, rate).tolist(),
         value_discretization_interval=1e-3,
     ).self_compose(rounds)
-    ours = user_records.epsilon_pld(UserRecordsGaussian(records, rate, z, rounds), 1e-5, adjacency=ZERO)
+    ours = secret_samples.epsilon_pld(UserRecordsGaussian(records, rate, z, rounds), 1e-5, adjacency=ZERO)
     assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=3e-4)
 
 
 def test_loss_distributions_are_the_one_step_curves_from_above_in_both_directions() -> None:
-    release = user_records.pairs_of(UserRecordsGaussian(3, 0.2, 1.1))
+    release = secret_samples.pairs_of(UserRecordsGaussian(3, 0.2, 1.1))
     for direction in (True, False):
         law = release.losses(0.01, release.highest(1e-13), direction, replace=False)
         for epsilon in (0.0, 0.1, 0.3, 1.0, 3.0):
-            exact = user_records.one_step_delta(3, 0.2, 1.1, epsilon)[0 if direction else 1]
+            exact = secret_samples.one_step_delta(3, 0.2, 1.1, epsilon)[0 if direction else 1]
             assert exact * (1 - 1e-9) - 1e-12 <= pld.delta(law, epsilon) <= exact * 1.01 + 1e-9
 
 
@@ -99,7 +99,7 @@ def test_telling_how_many_records_are_in_the_sample_covers_replacement() -> None
         rate, z = 0.2, 0.9
         weights = binom.pmf(np.arange(records + 1), records, rate)
         up, down = (weights @ norm.pdf(x, sign * np.arange(records + 1)[:, None] / 2, z) for sign in (1, -1))
-        release = user_records.UserPairs(records, rate, z, 1)
+        release = secret_samples.UserPairs(records, rate, z, 1)
         law = release.losses(0.01, release.highest(1e-13), None, replace=True)
         for epsilon in (0.0, 0.5, 1.5):
             real = np.maximum(up - math.exp(epsilon) * down, 0).sum() * (x[1] - x[0])
@@ -120,7 +120,7 @@ def test_renyi_divergences_by_integration_in_both_directions(records: int, rate:
     x = np.linspace(-14 * z, 6 * records + 14 * z, 400_001)
     log_base = norm.logpdf(x, 0, z)
     log_mixed = np.logaddexp.reduce(binom.logpmf(j, records, rate)[:, None] + norm.logpdf(x, j[:, None], z), axis=0)
-    ours = user_records.rdp(records, rate, z, orders, adjacency=ZERO)
+    ours = secret_samples.user_rdp(records, rate, z, orders, adjacency=ZERO)
     for a, value in zip(orders, ours, strict=True):
         both = [math.log(np.exp(a * p + (1 - a) * q).sum() * (x[1] - x[0])) / (a - 1) for p, q in
                 ((log_mixed, log_base), (log_base, log_mixed))]  # fmt: skip
@@ -128,8 +128,8 @@ def test_renyi_divergences_by_integration_in_both_directions(records: int, rate:
             assert value == pytest.approx(max(both), rel=1e-8)
         else:
             assert max(both) <= value <= ours[1]  # between integers: at most the next one's
-    assert np.all(user_records.rdp(records, rate, z, orders) >= ours)
-    assert np.all(user_records.rdp(records, rate, z, orders) <= orders * records**2 / (2 * z * z))
+    assert np.all(secret_samples.user_rdp(records, rate, z, orders) >= ours)
+    assert np.all(secret_samples.user_rdp(records, rate, z, orders) <= orders * records**2 / (2 * z * z))
 
 
 def test_a_present_user_would_be_charged_needlessly_much() -> None:
@@ -143,7 +143,7 @@ def test_a_present_user_would_be_charged_needlessly_much() -> None:
 @pytest.mark.heavy
 def test_more_records_cost_more(records: int, rate: float, z: float, rounds: int) -> None:
     costs = [
-        user_records.epsilon_pld(UserRecordsGaussian(k, rate, z, rounds), 1e-5, adjacency=ZERO) for k in (records, records + 1)
+        secret_samples.epsilon_pld(UserRecordsGaussian(k, rate, z, rounds), 1e-5, adjacency=ZERO) for k in (records, records + 1)
     ]
     assert costs[0] <= costs[1] * 1.002 + 1e-4
 
@@ -153,4 +153,4 @@ def test_values_out_of_range_are_refused() -> None:
         with pytest.raises(ConfigError):
             UserRecordsGaussian(*bad)
         with pytest.raises(ConfigError):
-            user_records.one_step_delta(*bad, 1.0)
+            secret_samples.one_step_delta(*bad, 1.0)

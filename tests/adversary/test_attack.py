@@ -14,12 +14,10 @@ import tomli_w
 import torch
 from torch.nn import functional as F
 
-from fedveil.adversary.attack_kinds import attack, name_of
+from fedveil.adversary.attack import attack, name_of
 from fedveil.adversary.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
-from fedveil.adversary.attacked_client import victims
-from fedveil.adversary.attacked_release import interceptions, number
-from fedveil.adversary.attacker_knowledge import Interception, local_spec
-from fedveil.adversary.reconstruction import reconstruction
+from fedveil.adversary.interception import Interception, interceptions, local_spec, number, victims
+from fedveil.adversary.release_attacks import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.attacks import metrics
 from fedveil.configuration.config_files import load_config
@@ -28,7 +26,7 @@ from fedveil.federation.before_round import released
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.run.resolve import opened
 from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.attacked_release import interceptions
-from fedveil.adversary.audit_canaries import audit_canaries
+from fedveil.adversary.audit_run import audit_canaries
+from fedveil.adversary.interception import interceptions
 from fedveil.adversary.snapshot import Snapshot, snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
-from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
 from fedveil.run.resolve import opened
 from fedveil.run.run import run
 

@@ -13,15 +13,14 @@ import tomli_w
 import torch
 from typer.testing import CliRunner
 
-from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack import attack
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.gan_attack import WithAttacker, _isolated
-from fedveil.adversary.inference import middle
-from fedveil.adversary.reconstruction import distinct_ratios
+from fedveil.adversary.release_attacks import distinct_ratios, middle
 from fedveil.adversary.snapshot import snapshot_of, target_of
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
-from fedveil.pages.attack_section import attack_values
+from fedveil.pages.report import attack_values
 from fedveil.run.recorded_run import RunData
 from fedveil.run.resolve import opened
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import planted_bugs as bugs
+from fedveil.adversary import replay as world
 from fedveil.adversary import replay_door as doors
-from fedveil.adversary import replay_world as world
 from fedveil.adversary.neighbours import CHANGES
 from fedveil.adversary.replay import OTHERS, Replayed, replay, replay_federation
-from fedveil.federation import selection_score
+from fedveil.federation import evaluation
 from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Federation
 from fedveil.training.params import FlatModel
@@ -55,7 +55,7 @@ def of_all(monkeypatch: pytest.MonkeyPatch, score: Callable[..., Any]) -> None:
 def raw_mean(job: Federation, progress: Any) -> float:
     """The score without the door."""
     assert job.client_tests is not None
-    model = selection_score.handed_over(job, progress)
+    model = evaluation.handed_over(job, progress)
     output, target = evidence(job.context.task, model, job.client_tests.x, job.client_tests.y)
     return float((output.argmax(1) == target).double().mean())
 
@@ -74,7 +74,7 @@ def test_a_door_that_lets_out_more_of_a_score_than_is_charged_is_found(door: typ
 
 
 def test_a_score_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection_score, "_away", lambda task, model, x, y: torch.tensor([0.5 * len(y)]))
+    monkeypatch.setattr(evaluation, "_away", lambda task, model, x, y: torch.tensor([0.5 * len(y)]))
     assert doors.CLIPPED in replayed(bugs.door(bugs.NoClip)).findings
     assert replayed().findings == {}  # the door clips what is too large
 
@@ -110,12 +110,12 @@ def test_clients_score_apart_so_that_nobody_moves_the_others_statistics(monkeypa
     def together(job: Federation, progress: Any) -> float | None:
         tests = job.client_tests
         assert tests is not None
-        model = selection_score.handed_over(job, progress)
+        model = evaluation.handed_over(job, progress)
         with monkeypatch.context() as patched:
             patched.setattr(FlatModel, "eval", partialmethod(FlatModel.eval, own_statistics=True))
             each = iter(job.context.task.client_scores(tests.offsets, *evidence(job.context.task, model, tests.x, tests.y)))
-        monkeypatch.setattr(selection_score, "own_score", lambda *_: next(each))
-        return selection_score.release_score(job, progress)
+        monkeypatch.setattr(evaluation, "own_score", lambda *_: next(each))
+        return evaluation.release_score(job, progress)
 
     changes = [c for c in CHANGES if c.name == "huge values"]
     found = replay_federation(lambda folder: scored(folder, normalised), rounds=1, changes=changes)

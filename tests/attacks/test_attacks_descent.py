@@ -6,8 +6,7 @@ from torch import Tensor
 
 from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attack_types import Trial
-from fedveil.attacks.attempt import Attempt
-from fedveil.attacks.descent import adam, lbfgs
+from fedveil.attacks.reconstruction import Attempt, adam, lbfgs
 
 UPLOAD = CapturedUpload({})
 

@@ -10,9 +10,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.attacks import Bounds, gan
-from fedveil.attacks.features import Fitting, fit, predictions
-from fedveil.attacks.frechet import Extractor, class_scores, classifier_logits, frechet_distance, from_classifier, split_by_class
-from fedveil.attacks.pictures import save_comparison
+from fedveil.attacks.gan import (
+    Extractor,
+    Fitting,
+    class_scores,
+    classifier_logits,
+    fit,
+    frechet_distance,
+    from_classifier,
+    predictions,
+    split_by_class,
+)
+from fedveil.attacks.metrics import save_comparison
 from fedveil.errors import ConfigError
 
 SHAPE = (1, 8, 8)

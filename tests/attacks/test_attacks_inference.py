@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
-from fedveil.attacks.attribute import infer_attribute
-from fedveil.attacks.extraction import KnowledgeExtraction, divergence
-from fedveil.attacks.features import Fitting, features, fit
-from fedveil.attacks.identification import gradient_scores, identify, inversion_scores, tpr_at
-from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
+from fedveil.attacks.gan import Fitting, features, fit
+from fedveil.attacks.labels import from_gradients, from_outputs, gradient_scores, identify, inversion_scores, tpr_at
+from fedveil.attacks.probes import KnowledgeExtraction, divergence, infer_attribute
 from fedveil.errors import ConfigError
 
 Digits = tuple[Tensor, Tensor]

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, KnownTraining
-from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
-from fedveil.attacks.simulate import split
+from fedveil.attacks.matching import Target, cosine, read, split, squared, trust, withheld_guess
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan
-from fedveil.release.bare_release import clipped
+from fedveil.release.sealed import clipped
 from fedveil.training.params import Layout
 
 

@@ -24,8 +24,8 @@ from fedveil.attacks import (
     Reconstruction,
     attack,
 )
-from fedveil.attacks.gradinversion import disagreement, statistics_distance
 from fedveil.attacks.metrics import matched, psnr
+from fedveil.attacks.reconstruction import disagreement, statistics_distance
 from fedveil.errors import ConfigError
 
 BOUNDS = Bounds((1, 28, 28))

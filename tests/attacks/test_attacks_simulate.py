@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.attacks.attack_types import KnownTraining
-from fedveil.attacks.simulate import flat, gradient, prepared, simulation, split
+from fedveil.attacks.matching import flat, gradient, prepared, simulation, split
 from fedveil.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedveil.attacks.subspace import constraint
+from fedveil.attacks.reconstruction import constraint
 from fedveil.methods.censor import candidate
 
 

@@ -12,11 +12,10 @@ import pytest
 
 from federation_runs import DEFENCES
 from fedveil.accounting.types import Unit, View
-from fedveil.adversary.audit_canaries import audit_canaries
-from fedveil.adversary.audit_run import audit_config, audit_run
+from fedveil.adversary.audit_run import audit_canaries, audit_config, audit_run
 from fedveil.adversary.snapshot import uncharged
-from fedveil.audit.canary_clients import Canaries, run_with_canaries
-from fedveil.audit.intervals import epsilon_of_mu
+from fedveil.audit.canaries import Canaries, run_with_canaries
+from fedveil.audit.subject import epsilon_of_mu
 from fedveil.configuration.config import Config, parse
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool

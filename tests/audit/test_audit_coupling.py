@@ -8,8 +8,7 @@ import pytest
 from torch import Tensor
 
 from fedveil.audit.adapter import Case
-from fedveil.audit.coupling import supports_given_releases
-from fedveil.audit.training_audit import Trainer, pairs
+from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
 from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError

@@ -12,7 +12,8 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.subsampled import one_step_delta
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.adversary.audit_run import audit_config
-from fedveil.audit.adapter import Case
+from fedveil.audit.adapter import Case, linear_model
+from fedveil.audit.canaries import epsilon_bound, guess
 from fedveil.audit.dp_sgd_audit import (
     DpSgdClient,
     audit_canaries,
@@ -22,10 +23,7 @@ from fedveil.audit.dp_sgd_audit import (
     run_score,
     simulated_scores,
 )
-from fedveil.audit.linear import linear_model
-from fedveil.audit.one_run import epsilon_bound, guess
-from fedveil.audit.sampled_curve import audit_sampled, choose_cut, curve_of, largest_noise
-from fedveil.audit.two_world import Rates, draw, rates
+from fedveil.audit.two_world import Rates, audit_sampled, choose_cut, curve_of, draw, largest_noise, rates
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedveil.audit.float_pattern import PatternAudit, audit_float_pattern, impossible, judge
-from fedveil.audit.integer_bits import audit_integer_bits
-from fedveil.audit.intervals import epsilon_ceiling
+from fedveil.audit.low_bits import PatternAudit, audit_float_pattern, audit_integer_bits, impossible, judge
+from fedveil.audit.subject import epsilon_ceiling
 from fedveil.errors import ConfigError
 from fedveil.mechanism.grid import Group, exponent_for, from_grid, to_grid
 from fedveil.mechanism.plan import DpSgd

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
-from fedveil.audit.intervals import (
-    clopper_pearson_upper,
-    epsilon_ceiling,
-    epsilon_from_rates,
-    epsilon_of_mu,
-    mu_from_rates,
-)
+from fedveil.audit.subject import clopper_pearson_upper, epsilon_ceiling, epsilon_from_rates, epsilon_of_mu, mu_from_rates
 from fedveil.errors import ConfigError
 
 

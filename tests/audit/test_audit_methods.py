@@ -17,11 +17,10 @@ from fedveil.accounting.types import Audit, View
 from fedveil.adversary.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
 from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
-from fedveil.audit.released_bits import audit_released_bits
-from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
-from fedveil.audit.two_world import Repeats, many_runs
+from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
@@ -30,7 +29,7 @@ from fedveil.mechanism.plan import Plan
 from fedveil.mechanism.sampler import rounded_normal
 from fedveil.methods.method_registry import METHODS
 from fedveil.release.noise import Randomness
-from fedveil.statement.statement_json import read_statement, to_dict
+from fedveil.statement.statement_layout import read_statement, to_dict
 from fedveil.training.params import Layout
 
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.audit.one_run import (
+from fedveil.audit.canaries import (
     Guesses,
     audit_one_run,
     audit_one_run_gdp,

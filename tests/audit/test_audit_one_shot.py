@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import View
-from fedveil.audit.one_shot import (
+from fedveil.audit.canaries import (
     canaries,
     delta_between,
     epsilon_between,

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedveil.accounting.random_tries import draw, tries_of_mean
-from fedveil.accounting.selection import selection_rdp
+from fedveil.accounting.selection import draw, selection_rdp, tries_of_mean
 from fedveil.accounting.types import Adjacency, Audit, Guarantee, Scope, Unit, View
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.statement.statement import exceeds

@@ -7,10 +7,8 @@ import pytest
 
 from fedveil.accounting import gaussian
 from fedveil.audit import worlds
-from fedveil.audit.intervals import epsilon_ceiling
-from fedveil.audit.recompute import audit_noise, layer_noise
-from fedveil.audit.single_upload import largest_deviation, log_likelihood_ratio, releases, single_upload
-from fedveil.audit.subject import Output, Subject, isotropic
+from fedveil.audit.single_upload import audit_noise, largest_deviation, layer_noise, log_likelihood_ratio, releases, single_upload
+from fedveil.audit.subject import Output, Subject, epsilon_ceiling, isotropic
 from fedveil.errors import ConfigError
 
 DELTA = 1e-5

@@ -14,14 +14,11 @@ from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case, release_subject
+from fedveil.audit.canaries import Guesses, epsilon_bound, guess, mu_bound, simulate_gaussian, threshold_bound
 from fedveil.audit.linear_loss import LinearRun, counts
-from fedveil.audit.one_run import Guesses, epsilon_bound, guess, mu_bound, simulate_gaussian
-from fedveil.audit.one_shot import threshold_bound
-from fedveil.audit.recompute import audit_noise
-from fedveil.audit.sampled_curve import curve_of
-from fedveil.audit.single_upload import _scores, releases, single_upload
+from fedveil.audit.single_upload import _scores, audit_noise, releases, single_upload
 from fedveil.audit.subject import Output, Subject
-from fedveil.audit.two_world import Repeats, choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
+from fedveil.audit.two_world import Repeats, choose_threshold, curve_of, many_runs, midpoint, rates, tradeoff_of_profile
 from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta

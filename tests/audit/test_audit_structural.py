@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.accounting.formatting import at_least
+from fedveil.accounting.types import at_least
 from fedveil.audit import worlds
-from fedveil.audit.structural import features, structural
+from fedveil.audit.single_upload import features, structural
 from fedveil.audit.subject import AuditedMechanism, Output, on_pair
 from fedveil.errors import ConfigError
 

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 
 from fedveil.configuration.config import parse
-from fedveil.data import catalogue, remote
+from fedveil.data import catalogue
 from fedveil.errors import DataError
 from fedveil.run.run import run
 from fuzzed_cases import config_text, contents, damage_file, odd_config, program, small_config, write_data
@@ -70,7 +70,7 @@ def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     def fetch(info: catalogue.Info) -> Path:
         raise DataError("no network in tests")
 
-    monkeypatch.setattr(remote, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     small = replace(catalogue.CATALOGUE["mnist"], train_size=40, test_size=20)

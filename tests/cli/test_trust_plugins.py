@@ -13,9 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config_files import load_config
+from fedveil.configuration.config_files import check_plugins, load_config
 from fedveil.configuration.plugins import load_plugins
-from fedveil.configuration.recorded_plugins import check_plugins
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.run import run
@@ -24,7 +23,7 @@ NAME = "stranger_method"
 PLUGIN = """from pathlib import Path
 from typing import Literal
 
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method_registry import register
 
 Path(__file__).with_name("it-ran").touch()

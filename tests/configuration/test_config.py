@@ -15,8 +15,7 @@ from fedveil.configuration.config import configure, parse
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import ConfigError
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 

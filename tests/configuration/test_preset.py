@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.presets import chosen, names, path_of, title
+from fedveil.configuration.config_files import chosen, names, path_of, title
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 

@@ -14,8 +14,7 @@ from fedveil.configuration.public_setting import method_of
 from fedveil.configuration.sections import PluginMethod, given_keys
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models.networks import MlpOptions, ResnetOptions
 from fedveil.run.run_directory import write_config
 
@@ -81,7 +80,7 @@ def test_objects_from_python_are_kept_with_every_parameter() -> None:
 
 OWN = """
 from typing import Literal
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method_registry import register
 
 

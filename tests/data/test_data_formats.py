@@ -18,10 +18,10 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedveil.data.catalogue import CATALOGUE, Info
-from fedveil.data.remote import REMOTES, Remote
-from fedveil.data.sources import cifar, harbox, idx, leaf, npz, raw, svhn, tinyimagenet, ucihar
-from fedveil.data.sources.pickles import unpickle
+from fedveil.data.catalogue import CATALOGUE, REMOTES, Info, Remote
+from fedveil.data.sources import people, pictures, raw
+from fedveil.data.sources import raw as npz
+from fedveil.data.sources.pictures import unpickle
 from fedveil.data.sources.raw import RawData
 from fedveil.errors import DataError
 
@@ -50,8 +50,8 @@ def idx_files(folder: Path, names: tuple[str, ...], gz: bool) -> list[np.ndarray
 
 @pytest.mark.parametrize("gz", [False, True])
 def test_mnist_files(tmp_path: Path, gz: bool) -> None:
-    form = idx.mnist_like(("fashion-mnist", "FashionMNIST/raw"))
-    x_train, y_train, x_test, y_test = idx_files(tmp_path / "FashionMNIST" / "raw", idx.FILES, gz)
+    form = pictures.mnist_like(("fashion-mnist", "FashionMNIST/raw"))
+    x_train, y_train, x_test, y_test = idx_files(tmp_path / "FashionMNIST" / "raw", pictures.IDX_FILES, gz)
     raw = form.read(tmp_path / "FashionMNIST" / "raw", CATALOGUE["fashion-mnist"])
     assert raw is not None
     assert np.array_equal(raw.x_train[:, 0], x_train)
@@ -61,16 +61,16 @@ def test_mnist_files(tmp_path: Path, gz: bool) -> None:
 
 
 def test_mnist_files_are_not_taken_for_fashion_mnist(tmp_path: Path) -> None:
-    idx_files(tmp_path / "mnist", idx.FILES, gz=True)
-    assert idx.mnist_like(("fashion-mnist",)).read(tmp_path / "mnist", CATALOGUE["fashion-mnist"]) is None
-    assert idx.mnist_like(("fashion-mnist",)).read(tmp_path, CATALOGUE["fashion-mnist"]) is None
+    idx_files(tmp_path / "mnist", pictures.IDX_FILES, gz=True)
+    assert pictures.mnist_like(("fashion-mnist",)).read(tmp_path / "mnist", CATALOGUE["fashion-mnist"]) is None
+    assert pictures.mnist_like(("fashion-mnist",)).read(tmp_path, CATALOGUE["fashion-mnist"]) is None
 
 
 def test_missing_idx_file(tmp_path: Path) -> None:
-    idx_files(tmp_path / "mnist", idx.FILES, gz=True)
+    idx_files(tmp_path / "mnist", pictures.IDX_FILES, gz=True)
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte \(or .gz\) is missing"):
-        idx.mnist_like(("mnist",)).read(tmp_path / "mnist", CATALOGUE["mnist"])
+        pictures.mnist_like(("mnist",)).read(tmp_path / "mnist", CATALOGUE["mnist"])
 
 
 @pytest.mark.parametrize(
@@ -88,33 +88,33 @@ def test_missing_idx_file(tmp_path: Path) -> None:
 )
 def test_damaged_idx(content: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        idx.parse(content, "file")
+        pictures.parse(content, "file")
 
 
 def test_damaged_gzip() -> None:
     whole = gzip.compress(idx_bytes(np.arange(200, dtype=np.uint8)))
     for content in (b"nothing", whole[:-9], whole[:-50] + b"\x00\x00" + whole[-48:]):
         with pytest.raises(DataError, match="damaged gzip"):
-            idx.gunzip(content, "file")
+            pictures.gunzip(content, "file")
 
 
 def test_bombs_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gigabyte of zeros, a header that promises one, more than the header says, and a zip member of that size."""
     zeros = gzip.compress(bytes(2**20)) * 1024
     with pytest.raises(DataError, match=r"bomb: idx type 0x00 with 0 dimensions"):
-        idx.gunzip(zeros, "bomb")
+        pictures.gunzip(zeros, "bomb")
     header = struct.pack(">BBBB3I", 0, 0, 8, 3, 1_400_000, 28, 28)
     with pytest.raises(DataError, match=r"bomb: the header promises 1097600000 bytes; at most 536870912 are read"):
-        idx.gunzip(gzip.compress(header) + zeros, "bomb")
+        pictures.gunzip(gzip.compress(header) + zeros, "bomb")
     short = gzip.compress(struct.pack(">BBBB1I", 0, 0, 8, 1, 6))
-    assert len(idx.gunzip(short + zeros, "bomb")) == 20 + 6 + 1
+    assert len(pictures.gunzip(short + zeros, "bomb")) == 20 + 6 + 1
     with pytest.raises(DataError, match="the header promises 6 bytes"):
-        idx.parse(idx.gunzip(short + zeros, "bomb"), "bomb")
+        pictures.parse(pictures.gunzip(short + zeros, "bomb"), "bomb")
     with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tiny-imagenet-200/wnids.txt", bytes(101))
     monkeypatch.setattr(raw, "MOST_BYTES", 100)
     with pytest.raises(DataError, match=r"wnids.txt unpacks to 101 bytes; at most 100 are read"):
-        tinyimagenet.pictures().read(tmp_path, CATALOGUE["tinyimagenet"])
+        pictures.pictures().read(tmp_path, CATALOGUE["tinyimagenet"])
 
 
 def test_an_npz_header_that_promises_terabytes_takes_no_memory(tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_an_npz_header_that_promises_terabytes_takes_no_memory(tmp_path: Path) -
 @pytest.mark.parametrize("zipped", [False, True])
 def test_emnist_is_set_upright(tmp_path: Path, zipped: bool) -> None:
     loose = tmp_path / "loose"
-    x_train, *_ = idx_files(loose, idx.EMNIST_FILES, gz=True)
+    x_train, *_ = idx_files(loose, pictures.EMNIST_FILES, gz=True)
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
-        for name in idx.EMNIST_FILES:
+        for name in pictures.EMNIST_FILES:
             archive.write(loose / f"{name}.gz", f"gzip/{name}.gz")
-    raw = idx.emnist().read(tmp_path if zipped else loose, CATALOGUE["emnist"])
+    raw = pictures.emnist().read(tmp_path if zipped else loose, CATALOGUE["emnist"])
     assert raw is not None
     assert np.array_equal(raw.x_train[2, 0], x_train[2].T)
 
@@ -143,7 +143,7 @@ def test_emnist_is_set_upright(tmp_path: Path, zipped: bool) -> None:
 def test_emnist_archive_without_the_files(tmp_path: Path) -> None:
     (tmp_path / "gzip.zip").write_bytes(b"PK nothing")
     with pytest.raises(DataError, match="not the original archive of EMNIST"):
-        idx.emnist().read(tmp_path, CATALOGUE["emnist"])
+        pictures.emnist().read(tmp_path, CATALOGUE["emnist"])
 
 
 # coded CIFAR-10
@@ -201,10 +201,10 @@ def digest(content: bytes) -> str:
     return "md5:" + hashlib.md5(content).hexdigest()
 
 
-def batches(contents: dict[str, bytes]) -> cifar.Batches:
+def batches(contents: dict[str, bytes]) -> pictures.Batches:
     digests = {name: digest(content) for name, content in contents.items()}
     test = {"test_batch": digests.pop("test_batch")}
-    return cifar.Batches("cifar-10-batches-py", "labels", digests, test)
+    return pictures.Batches("cifar-10-batches-py", "labels", digests, test)
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def put(folder: Path, contents: dict[str, bytes]) -> Path:
 def test_cifar_folder(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]]) -> None:
     x, contents = cifar_files
     folder = put(tmp_path / "cifar-10-batches-py", contents)
-    form = cifar.pickled("cifar10", batches(contents))
+    form = pictures.pickled("cifar10", batches(contents))
     for place in (tmp_path, folder):
         raw = form.read(place, CATALOGUE["cifar10"])
         assert raw is not None
@@ -250,9 +250,9 @@ def test_cifar_archive(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, 
             archive.addfile(member, io.BytesIO(content))
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(buffer.getvalue())
     with pytest.raises(DataError, match=r"its md5 is .*, the original's is c58f30108f718f92721af3b95e74349a"):
-        cifar.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+        pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
     monkeypatch.setitem(REMOTES, "cifar10", (Remote("cifar-10-python.tar.gz", digest(buffer.getvalue()), ()),))
-    raw = cifar.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+    raw = pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
     assert raw is not None
     assert np.array_equal(raw.x_train.reshape(4, -1), x[:4])
 
@@ -271,10 +271,10 @@ def test_pickle_with_another_digest_is_not_opened(
     tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, contents = cifar_files
-    form = cifar.pickled("cifar10", batches(contents))
+    form = pictures.pickled("cifar10", batches(contents))
     put(tmp_path / "cifar-10-batches-py", {**contents, "data_batch_2": pickle.dumps(Bomb(tmp_path / "ran"))})
     opened: list[str] = []
-    monkeypatch.setattr(cifar, "unpickle", lambda content, name: opened.append(name) or unpickle(content, name))
+    monkeypatch.setattr(pictures, "unpickle", lambda content, name: opened.append(name) or unpickle(content, name))
     with pytest.raises(DataError, match=r"data_batch_2: its md5 is .* it is not opened"):
         form.read(tmp_path, CATALOGUE["cifar10"])
     assert [name[-12:] for name in opened] == ["data_batch_1"]
@@ -305,7 +305,7 @@ def test_cifar_contents(tmp_path: Path, content: dict[str, Any], message: str) -
     contents = {name: pickle.dumps(content, protocol=4) for name in ("data_batch_1", "test_batch")}
     put(tmp_path / "cifar-10-batches-py", contents)
     with pytest.raises(DataError, match=message):
-        cifar.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+        pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
 
 
 # SVHN
@@ -314,12 +314,12 @@ def test_cifar_contents(tmp_path: Path, content: dict[str, Any], message: str) -
 def test_svhn(tmp_path: Path) -> None:
     x = pixels(32, 32, 3, 5)
     info = CATALOGUE["svhn"]
-    assert svhn.matlab().read(tmp_path, info) is None
+    assert pictures.matlab().read(tmp_path, info) is None
     savemat(tmp_path / "train_32x32.mat", {"X": x, "y": np.array([[1], [10], [9], [2], [10]])})
     with pytest.raises(DataError, match=r"test_32x32.mat is missing"):
-        svhn.matlab().read(tmp_path, info)
+        pictures.matlab().read(tmp_path, info)
     savemat(tmp_path / "test_32x32.mat", {"X": x[..., :2], "y": np.array([[3], [4]], np.uint8)})
-    raw = svhn.matlab().read(tmp_path, info)
+    raw = pictures.matlab().read(tmp_path, info)
     assert raw is not None
     assert raw.y_train.tolist() == [1, 0, 9, 2, 0]
     assert np.array_equal(raw.x_train[3, 1], x[:, :, 1, 3])
@@ -332,12 +332,12 @@ def test_svhn(tmp_path: Path) -> None:
     ):
         savemat(tmp_path / "test_32x32.mat", content)
         with pytest.raises(DataError, match=message):
-            svhn.matlab().read(tmp_path, info)
+            pictures.matlab().read(tmp_path, info)
     whole = (tmp_path / "train_32x32.mat").read_bytes()
     for damaged in (b"", b"x" * 300, whole[: len(whole) // 2]):
         (tmp_path / "test_32x32.mat").write_bytes(damaged)
         with pytest.raises(DataError, match="not a readable MATLAB file"):
-            svhn.matlab().read(tmp_path, info)
+            pictures.matlab().read(tmp_path, info)
 
 
 # Tiny ImageNet
@@ -371,7 +371,7 @@ def test_tiny_imagenet(tmp_path: Path, zipped: bool) -> None:
                 archive.writestr(f"tiny-imagenet-200/{name}", content)
     else:
         put(tmp_path / "tiny-imagenet-200", tiny_files())
-    raw = tinyimagenet.pictures().read(tmp_path, TINY)
+    raw = pictures.pictures().read(tmp_path, TINY)
     assert raw is not None
     assert raw.x_train.shape == (3, 3, 64, 64)
     assert np.abs(raw.x_train[:, :, 5, 5].mean(axis=1) - [10, 20, 30]).max() <= 1
@@ -394,7 +394,7 @@ def test_tiny_imagenet(tmp_path: Path, zipped: bool) -> None:
 def test_damaged_tiny_imagenet(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     put(tmp_path / "tiny-imagenet-200", {**tiny_files(), name: content})
     with pytest.raises(DataError, match=message):
-        tinyimagenet.pictures().read(tmp_path, TINY)
+        pictures.pictures().read(tmp_path, TINY)
 
 
 # UCI HAR
@@ -404,7 +404,7 @@ def har_files() -> tuple[dict[str, bytes], np.ndarray]:
     signals = RNG.normal(size=(9, 3, 128)).astype(np.float32)
     files = {}
     for split in ("train", "test"):
-        for name, rows in zip(ucihar.SIGNALS, signals, strict=True):
+        for name, rows in zip(people.SIGNALS, signals, strict=True):
             files[f"{split}/Inertial Signals/{name}_{split}.txt"] = "\n".join(
                 " ".join(f"{v:.7e}" for v in row) for row in rows
             ).encode()
@@ -428,7 +428,7 @@ def test_uci_har(tmp_path: Path, form: str) -> None:
         else:
             with zipfile.ZipFile(tmp_path / REMOTES["uci-har"][0].name, "w") as archive:
                 archive.writestr("UCI HAR Dataset.zip", buffer.getvalue())
-    raw = ucihar.text().read(tmp_path, CATALOGUE["uci-har"])
+    raw = people.ucihar_text().read(tmp_path, CATALOGUE["uci-har"])
     assert raw is not None
     assert raw.x_train.shape == (3, 9, 128)
     assert np.abs(raw.x_train - signals.transpose(1, 0, 2)).max() < 1e-6
@@ -449,7 +449,7 @@ def test_uci_har(tmp_path: Path, form: str) -> None:
 def test_damaged_uci_har(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     put(tmp_path / "UCI HAR Dataset", {**har_files()[0], name: content})
     with pytest.raises(DataError, match=message):
-        ucihar.text().read(tmp_path, CATALOGUE["uci-har"])
+        people.ucihar_text().read(tmp_path, CATALOGUE["uci-har"])
 
 
 # FEMNIST
@@ -467,7 +467,7 @@ def femnist(folder: Path, **files: bytes) -> RawData | None:
         "test/a.json": leaf_json({"w1": [7]}),
     }
     put(folder / "femnist", {**contents, **{name.replace("_", "/") + ".json": content for name, content in files.items()}})
-    return leaf.femnist().read(folder / "femnist", CATALOGUE["femnist"])
+    return people.femnist().read(folder / "femnist", CATALOGUE["femnist"])
 
 
 def test_femnist(tmp_path: Path) -> None:
@@ -503,13 +503,13 @@ def test_damaged_femnist(tmp_path: Path, content: bytes, message: str) -> None:
 
 
 def test_harbox(tmp_path: Path) -> None:
-    folder = tmp_path / harbox.FOLDER
-    assert harbox.text().read(tmp_path, CATALOGUE["harbox"]) is None
+    folder = tmp_path / people.HARBOX_FOLDER
+    assert people.harbox_text().read(tmp_path, CATALOGUE["harbox"]) is None
     windows = RNG.normal(size=(10, 100, 10)).astype(np.float32)
     for person, activity in ((2, "Walk"), (10, "Call")):
         (folder / str(person)).mkdir(parents=True)
         np.savetxt(folder / str(person) / f"{activity}_train.txt", windows.reshape(-1, 10))
-    raw = harbox.text().read(tmp_path, CATALOGUE["harbox"])
+    raw = people.harbox_text().read(tmp_path, CATALOGUE["harbox"])
     assert raw is not None
     assert raw.x_train.shape == (16, 9, 100)
     assert np.allclose(raw.x_train[1, 4], windows[1, :, 5])
@@ -519,4 +519,4 @@ def test_harbox(tmp_path: Path) -> None:
     assert raw.users_test.tolist() == [2, 2, 10, 10]
     (folder / "2" / "Hop_train.txt").write_text("1 2 3\n")
     with pytest.raises(DataError, match="3 numbers; expected windows of 100 x 10"):
-        harbox.text().read(tmp_path, CATALOGUE["harbox"])
+        people.harbox_text().read(tmp_path, CATALOGUE["harbox"])

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.data import catalogue, load, remote
+from fedveil.data import catalogue, load
 from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.dataset import Dataset, standardise
-from fedveil.data.sources.table import FOLDERS, formats
+from fedveil.data.load import FOLDERS, formats
 from fedveil.errors import ConfigError, DataError
 
 DATA = os.environ.get("FEDVEIL_DATA")
@@ -26,7 +26,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No environment variable, no system copy, an empty cache."""
     monkeypatch.delenv(load.ENVIRONMENT, raising=False)
     monkeypatch.setattr(load, "SYSTEM", tmp_path / "system")
-    monkeypatch.setattr(remote, "cache", lambda info: tmp_path / "cache" / info.name)
+    monkeypatch.setattr(catalogue, "cache", lambda info: tmp_path / "cache" / info.name)
 
 
 @pytest.fixture
@@ -96,12 +96,12 @@ def test_every_entry_is_complete() -> None:
         assert len(entry.mean) == len(entry.std) == entry.input_shape[0]
         assert all(std > 0 for std in entry.std)
         assert entry.embedded or (FOLDERS[name] and formats(entry))
-        assert entry.embedded or (name in remote.REMOTES) != (name in remote.NO_DIGEST)
+        assert entry.embedded or (name in catalogue.REMOTES) != (name in catalogue.NO_DIGEST)
 
 
 def test_digests_are_well_formed() -> None:
     lengths = {"md5": 32, "sha256": 64}
-    for files in remote.REMOTES.values():
+    for files in catalogue.REMOTES.values():
         for file in files:
             algorithm, value = file.digest.split(":")
             assert len(value) == lengths[algorithm]
@@ -247,10 +247,10 @@ def test_message_when_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooch, "retrieve", unreachable)
     with pytest.raises(DataError, match=r"download: failed, .*train-images-idx3-ubyte.gz: no connection"):
         load.load("mnist")
-    assert asked == list(remote.REMOTES["mnist"][0].urls)
+    assert asked == list(catalogue.REMOTES["mnist"][0].urls)
 
 
-@pytest.mark.parametrize("name", sorted(remote.NO_DIGEST))
+@pytest.mark.parametrize("name", sorted(catalogue.NO_DIGEST))
 def test_no_download_without_a_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import pooch
 
@@ -276,11 +276,13 @@ def test_download_is_checked_kept_and_shown(monkeypatch: pytest.MonkeyPatch, tmp
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "public"))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setitem(remote.REMOTES, "mnist", (remote.Remote("mnist.npz", "md5:" + "0" * 32, (place,)),))
+        monkeypatch.setitem(catalogue.REMOTES, "mnist", (catalogue.Remote("mnist.npz", "md5:" + "0" * 32, (place,)),))
         with pytest.raises(DataError, match="the digest does not match, the file was not kept"):
             load.load("mnist")
         assert not (tmp_path / "cache" / "mnist" / "mnist.npz").exists()
-        monkeypatch.setitem(remote.REMOTES, "mnist", (remote.Remote("mnist.npz", f"sha256:{digest}", (place + "gone/", place)),))
+        monkeypatch.setitem(
+            catalogue.REMOTES, "mnist", (catalogue.Remote("mnist.npz", f"sha256:{digest}", (place + "gone/", place)),)
+        )
         data = load.load("mnist")
         assert data.y_train.tolist() == [0, 1, 2, 3, 4, 5]
         before = len(asked)
@@ -299,7 +301,7 @@ def test_a_download_that_was_broken_off_is_taken_up_again(monkeypatch: pytest.Mo
         write(folder)
         return folder
 
-    monkeypatch.setattr(remote, "fetch", fetch)
+    monkeypatch.setattr(catalogue, "fetch", fetch)
     assert len(load.load("mnist").x_train) == 6
 
 

@@ -20,16 +20,25 @@ from scipy.ndimage import gaussian_filter
 from federation_runs import assert_same, finished, job
 from fedveil.configuration.config import configure
 from fedveil.configuration.config_files import load_config
-from fedveil.configuration.input_features import feature_map
+from fedveil.configuration.plugins import feature_map
 from fedveil.configuration.public_setting import population_of
-from fedveil.data import remote
+from fedveil.data import catalogue
+from fedveil.data import features as efficientnet_lite0
+from fedveil.data import features as module
 from fedveil.data.dataset import Dataset
-from fedveil.data.features import efficientnet_lite0
-from fedveil.data.features import feature_map as module
-from fedveil.data.features.feature_map import FeatureMap
-from fedveil.data.features.oriented_gradients import CELLS, DIRECTIONS, SCALES, mirrored_gradients, oriented_gradients
-from fedveil.data.features.random_shapes import random_shapes
-from fedveil.data.features.whitening import FLOOR, unit_power, unit_variance, whitening_of
+from fedveil.data.features import (
+    CELLS,
+    DIRECTIONS,
+    FLOOR,
+    SCALES,
+    FeatureMap,
+    mirrored_gradients,
+    oriented_gradients,
+    random_shapes,
+    unit_power,
+    unit_variance,
+    whitening_of,
+)
 from fedveil.data.load import load
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
@@ -236,7 +245,7 @@ def test_features_of_ones_own_data_are_not_kept_on_disk(tmp_path: Path, monkeypa
     features = FeatureMap("oriented-gradients", oriented_gradients)
     features.of(small())
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setitem(remote.REMOTES, "digits", ())
+    monkeypatch.setitem(catalogue.REMOTES, "digits", ())
     monkeypatch.setattr(module, "oriented_gradients", None)
     first = features.of(small())
     (kept,) = (tmp_path / "cache" / "features").iterdir()

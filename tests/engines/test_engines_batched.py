@@ -14,18 +14,17 @@ import pytest
 import torch
 
 import fedveil.engines.batched as batched
-import fedveil.engines.batched_gradient as batched_gradient
 import fedveil.engines.select_engine as engines
+import fedveil.engines.stacked_models as batched_gradient
 from by_hand import ONE, TWO
 from by_hand import federation as by_hand
 from federation_runs import charged, config, covering, every_method, finished, job, prepared
 from fedveil.configuration.config import Config
 from fedveil.engines.batched import Batched
-from fedveil.engines.batched_gradient import Stack, by_example, gradients, padded, vectorised
-from fedveil.engines.client_thread import ClientThread, Request
 from fedveil.engines.device import gpu_problem, settings
 from fedveil.engines.inline import Inline
 from fedveil.engines.select_engine import engine, place
+from fedveil.engines.stacked_models import ClientThread, Request, Stack, by_example, gradients, padded, vectorised
 from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.federation.fit import fit, one_round
 from fedveil.federation.progress import Federation, Progress, start
@@ -33,8 +32,7 @@ from fedveil.federation.round import ClientTask, sealed_outcome
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.grid import exponent_for
 from fedveil.mechanism.plan import Released, Upload
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import federation

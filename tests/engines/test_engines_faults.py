@@ -26,17 +26,15 @@ from federation_runs import assert_same, charged, config, covering, every_method
 from fedveil.accounting.types import Gaussian
 from fedveil.engines import pool
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
-from fedveil.engines.pool_worker import work
+from fedveil.engines.pool import ProcessPool, work
 from fedveil.errors import FedveilError
-from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.federation.round import sealed_outcome
+from fedveil.federation.round import Engine, sealed_outcome
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.fedavg import FedAvg
-from fedveil.run.history_files import write_history
+from fedveil.run.run_directory import write_history
 from fedveil.training.local import Local, Remembering, remembers
 
 RUNS = dict(every_method())

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedveil as fv
-from fedveil.engines.batched_gradient import _STACKED, _STACKED_IF, by_example, gradients, one_by_one_because, padded, vectorised
-from fedveil.models.layers import Transformer
+from fedveil.engines.stacked_models import _STACKED, _STACKED_IF, by_example, gradients, one_by_one_because, padded, vectorised
 from fedveil.models.lora import LoraLinear
-from fedveil.models.modules import GlobalMean, ResidualBlock, TokenMixer
+from fedveil.models.modules import GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer
+from fedveil.models.networks import Transformer
 from fedveil.models.parts import LoraOptions
-from fedveil.models.pool2x2 import MaxPool2x2
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import FlatModel, called_with, copied

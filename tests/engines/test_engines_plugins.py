@@ -19,12 +19,12 @@ from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.clients import Clients
-from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
-from fedveil.federation.server_step import server_step
+from fedveil.federation.round import Engine
+from fedveil.federation.server import server_step
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import Fixed, Policy, Setting, UploadServer
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.training.local import Local, Remembering, State
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {

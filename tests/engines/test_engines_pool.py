@@ -21,20 +21,18 @@ from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, covering, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool, start_method
-from fedveil.engines.pool_worker import work
+from fedveil.engines.pool import ProcessPool, start_method, work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import Engine
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Policy, Setting, gaussian_plan
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.training.local import Local, Plain, Remembering
 
 RUNS = dict(every_method())

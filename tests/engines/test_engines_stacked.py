@@ -13,16 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-import fedveil.engines.stacked as stacked
+import fedveil.engines.inline as stacked
 from federation_runs import bits, compared, config, finished, job, small_digits
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import read_config
-from fedveil.engines.batched_gradient import by_example
-from fedveil.engines.dense_stack import dense, keeps_apart, losses_of, obstacle
-from fedveil.engines.inline import Inline
+from fedveil.engines.inline import Inline, StackedClients
 from fedveil.engines.pool import ProcessPool
 from fedveil.engines.select_engine import engine, settled
-from fedveil.engines.stacked import StackedClients
+from fedveil.engines.stacked_models import by_example, dense, keeps_apart, losses_of, obstacle
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, client_round, planned, sealed_outcome

@@ -17,8 +17,7 @@ pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 import fedveil as fv
 from fedveil.flower.quiet import QUIET
-from fedveil.ledger.budget_spending import spending
-from fedveil.ledger.population_budget import open_budget
+from fedveil.ledger.population_budget import open_budget, spending
 from flower_apps import AppGrid, context
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flower"

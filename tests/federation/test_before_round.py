@@ -19,7 +19,7 @@ from fedveil.federation.progress import Federation, start
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import Policy, Setting
 from fedveil.methods.fedavg import FedAvg
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.release.noise import Randomness
 from fedveil.training.local import State
 

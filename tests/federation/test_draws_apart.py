@@ -15,12 +15,11 @@ from torch.nn import functional
 
 import method_kit as h
 from fedveil.engines.inline import Inline
-from fedveil.federation import selection_score
+from fedveil.federation import evaluation
 from fedveil.federation.clients import Clients
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluation import evaluate, release_score
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
-from fedveil.federation.selection_score import release_score
 from fedveil.mechanism.plan import Released
 from fedveil.release.noise import Randomness
 from fedveil.tasks.classification import Classification
@@ -106,13 +105,13 @@ def test_a_public_score_says_nothing_of_clients_own_tests(source: str) -> None:
 def test_one_client_moves_no_score_of_another(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, one example less in a client's own test moved what others add to the score by which a run is chosen."""
     found: list[list[Tensor]] = []
-    away = selection_score._away
+    away = evaluation._away
 
     def kept(*given: Any) -> Tensor:
         found[-1].append(away(*given))
         return found[-1][-1]
 
-    monkeypatch.setattr(selection_score, "_away", kept)
+    monkeypatch.setattr(evaluation, "_away", kept)
     for job in worlds(source, selection={"runs": 1, "score_noise": 4.0}):
         seed_all()
         found.append([])

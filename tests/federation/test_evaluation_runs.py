@@ -21,18 +21,18 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.fit import _tasks
-from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
+from fedveil.federation.server import evaluation_figures
 from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.network.deployed_data import own_part
-from fedveil.release.evaluation_counts import COUNTS
+from fedveil.release.release_layout import COUNTS
 from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
-from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_layout import to_dict
 from fedveil.tasks.classification import Classification
 from fedveil.verify import verify_run
 from fedveil.verify.statement_checks import expected

@@ -11,11 +11,11 @@ from by_hand import federation
 from fedveil.accounting.types import View
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import one_round
-from fedveil.federation.measures import _noise
 from fedveil.federation.progress import start
+from fedveil.federation.server import _noise
 from fedveil.mechanism.plan import DpSgd, Plan, Upload
 from fedveil.methods.base import CoverageMean, Mean
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.setting import Setting
 from fedveil.release.dpsgd import step_noise
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain

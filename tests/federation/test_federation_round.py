@@ -22,8 +22,7 @@ from fedveil.federation.history import all_failed
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Entry
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.release.sealed import AGGREGATE
 from fedveil.training.local import LocalSpec, OptimizerSpec
 

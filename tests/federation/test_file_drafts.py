@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 
 from fedveil.federation import plain_state
-from fedveil.federation.file_drafts import Drafts
+from fedveil.federation.checkpoint import Drafts
 
 NAMES = ("a", "b", "journal")
 

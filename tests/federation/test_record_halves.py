@@ -17,19 +17,18 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config_files import load_config
 from fedveil.engines.inline import Inline
 from fedveil.federation.checkpoint import _record
-from fedveil.federation.evaluate import public_scores
+from fedveil.federation.evaluation import public_scores
 from fedveil.federation.fit import one_round
 from fedveil.federation.history import Columns, Record
-from fedveil.federation.measures import SeenRound, public_figures, release_figures
 from fedveil.federation.progress import start
+from fedveil.federation.server import SeenRound, public_figures, release_figures
 from fedveil.methods.base import Method
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
-from fedveil.methods.planner import Planner
-from fedveil.run.history_files import as_written
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
+from fedveil.methods.run_cost import Planner
 from fedveil.run.run import run
+from fedveil.run.run_directory import as_written
 from fedveil.run.spending import EpsilonSpent
-from fedveil.tasks.column import Column
+from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Plain, Remembering, State
 from seeded_digests import ORACLES
 

@@ -14,9 +14,9 @@ import pytest
 from fedveil.accounting.types import Gaussian
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
-from fedveil.federation import selection_score as module
+from fedveil.federation import evaluation as module
+from fedveil.federation.evaluation import check_score, release_score
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.selection_score import check_score, release_score
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import federation
 from fedveil.run.resolve import opened

@@ -14,10 +14,10 @@ from fedveil.configuration.config import Config, configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
-from fedveil.federation.engine import Engine
-from fedveil.federation.final_model import DECAY
+from fedveil.federation.evaluation import DECAY
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Progress, start
+from fedveil.federation.round import Engine
 from fedveil.methods.run_cost import releases_to
 from fedveil.statement.certify import certify_config
 from fedveil.training.optimizer import OptimizerSpec

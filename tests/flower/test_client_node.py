@@ -13,7 +13,7 @@ import torch
 from federation_runs import config, job
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.progress import start
-from fedveil.flower.client_states import ClientStates, Generation
+from fedveil.flower.client_node import ClientStates, Generation
 from fedveil.flower.round_messages import (
     RefusalMessage,
     ReleaseMessage,

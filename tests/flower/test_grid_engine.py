@@ -27,14 +27,12 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
-from fedveil.flower.bit_packing import MOST
 from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
 from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
-from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
-from fedveil.ledger.named_bits import named_bits
+from fedveil.flower.wire_format import MOST, Kind, WireMessage, decoded, encoded
+from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.mechanism.plan import Released
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.release.sealed import SealedUpload
 from flower_nodes import Nodes
 

@@ -11,8 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.flower.bit_packing import BLOCK, MOST, by_block, packed, unpacked
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, digest, encoded, require_parts, text, whole_number
+from fedveil.flower.wire_format import (
+    BLOCK,
+    MOST,
+    Kind,
+    WireError,
+    WireMessage,
+    by_block,
+    decoded,
+    digest,
+    encoded,
+    packed,
+    require_parts,
+    text,
+    unpacked,
+    whole_number,
+)
 
 INT64 = np.iinfo(np.int64)
 

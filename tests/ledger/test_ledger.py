@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.ledger.budgeted_ledger import Total, summary
 from fedveil.ledger.entry import COLUMNS, Entry, from_row, to_row
-from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.ledger_totals import Total, summary
-from fedveil.ledger.publish import publish_ledger
+from fedveil.ledger.ledger import Ledger, publish_ledger
 
 UPLOAD = Entry(
     run="r1",

@@ -16,10 +16,10 @@ import fedveil as fv
 from fedveil.accounting.types import Adjacency, Gaussian, Unit, View
 from fedveil.cli.app import app
 from fedveil.errors import LedgerError
+from fedveil.ledger.budgeted_ledger import summary
+from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.ledger_store import wal_path
-from fedveil.ledger.ledger_totals import summary
 
 UPLOAD = Entry(
     *("r1", 0, 1, Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER, Gaussian(0.1)),

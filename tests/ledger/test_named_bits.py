@@ -10,10 +10,9 @@ import pytest
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.errors import BudgetExhausted
 from fedveil.ledger.budget import Budgets, GdpFilter
-from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.ledger.budgeted_ledger import BudgetedLedger, named_bits, naming_bits
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.named_bits import named_bits, naming_bits
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 ONE = Entry("r", 0, 2, SCOPE.unit, SCOPE.adjacency, SCOPE.view, Gaussian(0.5), (1.0,), (2.0,), 10, 10, 1)

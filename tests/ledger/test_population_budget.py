@@ -26,10 +26,9 @@ from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian
 from fedveil.cli.app import app
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import AGGREGATE, Budgets, GdpFilter, best_order
-from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger, Row
-from fedveil.ledger.population_budget import PopulationBudget, create_budget, open_budget, rounded_down
+from fedveil.ledger.population_budget import PopulationBudget, create_budget, open_budget, rounded_down, spending
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 SUM = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)

@@ -29,13 +29,12 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, gaussian_plan
-from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method_registry import METHODS
+from fedveil.methods.run_cost import check_declared
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import GroupNumbers
-from fedveil.statement.statement_json import from_dict, to_dict
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import from_dict, to_dict, to_markdown
 from fedveil.training.local import State
 
 CLIENTS, ROUNDS = 6, 8

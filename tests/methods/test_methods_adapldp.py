@@ -21,7 +21,7 @@ from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.methods.adapldp import AdapLDP, ReleasedScaler
 from fedveil.methods.adapldp_parts import Scalers, Scaling, laplace, turned
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel

@@ -23,7 +23,7 @@ from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
 from fedveil.methods.method_registry import method_from
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import (

@@ -24,8 +24,7 @@ import method_kit as h
 from by_hand import Book, federation
 from federation_runs import config as small_config
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.matrix_factorisation import prefix_sum_error
-from fedveil.accounting.tree_aggregation import tree_sensitivity_squared
+from fedveil.accounting.correlated_noise import prefix_sum_error, tree_sensitivity_squared
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.adversary.snapshot import uncharged
 from fedveil.configuration.config import Config
@@ -35,9 +34,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.banded import Banded
-from fedveil.mechanism.noise_mechanism import Participation
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import Banded, NoiseMemory, Participation
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.door import Door

@@ -21,8 +21,8 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_fedsam import DPFedSAM, SharpnessAware
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
 from fedveil.release.noise import Randomness
 from fedveil.statement.certify import certify_config

@@ -21,8 +21,8 @@ from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.mechanism.plan import Plan
-from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_scaffold import DPScaffold
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec

@@ -27,7 +27,7 @@ from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
 from fedveil.methods.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
 from fedveil.run.run import run

@@ -38,7 +38,7 @@ from fedveil.methods.fedglp_parts import (
     share_after,
     start_log_odds,
 )
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS

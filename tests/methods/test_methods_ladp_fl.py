@@ -18,7 +18,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
 from fedveil.methods.ladp_fl import Estimated, LaDPFL, layer_kl, noise_kl
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.papers.ladp_fl.ladp_claim import softmax_kl
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout

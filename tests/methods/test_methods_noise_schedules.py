@@ -24,7 +24,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Scheduled
 from fedveil.methods.dpa_ldp import DPALDP
 from fedveil.methods.noise_schedule import priced
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
 from fedveil.training.local import LocalSpec, OptimizerSpec

@@ -16,7 +16,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel

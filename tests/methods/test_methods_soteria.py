@@ -15,7 +15,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Raw
-from fedveil.methods.defence import last_matrix
+from fedveil.methods.gradient_compression import last_matrix
 from fedveil.methods.soteria import Soteria, columns, sensitivities
 from fedveil.statement.certify import certify_config
 from fedveil.training.params import FlatModel, Layout

@@ -20,17 +20,15 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import _shown
-from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation
-from fedveil.federation.server_step import server_step
+from fedveil.federation.server import evaluation_figures, server_step
 from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.base import Fixed, MethodConfig, Release, Summed, SumServer, UploadServer, gaussian_plan, mean
-from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
-from fedveil.methods.run_cost import adds_up
+from fedveil.methods.run_cost import adds_up, check_declared
 from fedveil.methods.setting import Setting
-from fedveil.release.evaluation_counts import COUNTS
+from fedveil.release.release_layout import COUNTS
 from fedveil.statement.certify import certify
 from fedveil.training.local import State
 from fedveil.training.params import Layout

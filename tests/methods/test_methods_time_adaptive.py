@@ -20,7 +20,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Plan, Released, step_of
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.setting import BudgetGroup, Setting
 from fedveil.methods.time_adaptive import TimeAdaptive
 from fedveil.run.run import run

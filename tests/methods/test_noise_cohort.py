@@ -12,10 +12,9 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 from scipy.stats import binom, norm
 
-from fedveil.accounting.formatting import at_most
+from fedveil.accounting.types import at_most
 from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.presets import path_of
+from fedveil.configuration.config_files import load_config, path_of
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger

@@ -20,8 +20,8 @@ from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.aldp_fl import ALDPFL
-from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedanc import FedANC
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method

@@ -15,10 +15,10 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.configuration.config import parse
-from fedveil.configuration.network import network_of
+from fedveil.configuration.model_section import network_of
 from fedveil.configuration.own_model import built
 from fedveil.errors import ConfigError
-from fedveil.models.own_models import OWN_MODELS, register_model
+from fedveil.models.model_registry import OWN_MODELS, register_model
 from own_names import forgotten_after
 
 NETS = """

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedveil.models import pool2x2
-from fedveil.models.pool2x2 import MaxPool2x2, max_pool_2x2
+from fedveil.models import modules
+from fedveil.models.modules import MaxPool2x2, max_pool_2x2
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32, levels: int | None = None) -> Tensor:
@@ -114,7 +114,7 @@ def test_without_the_private_question_the_result_is_the_same(monkeypatch: pytest
     x = draw(9, 2, 3, 4, 6, levels=2).requires_grad_()
     flow = draw(10, 2, 3, 2, 3)
     (wanted,) = torch.autograd.grad(F.max_pool2d(x, 2), x, flow)
-    monkeypatch.setattr(pool2x2, "_transformed", lambda: True)
+    monkeypatch.setattr(modules, "_transformed", lambda: True)
     pooled = MaxPool2x2()(x)
     assert torch.equal(pooled, F.max_pool2d(x, 2))
     assert torch.equal(torch.autograd.grad(pooled, x, flow)[0], wanted)

@@ -12,9 +12,8 @@ import fedveil as fv
 from fedveil.configuration.config import configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
-from fedveil.models.frozen_parts import choose_parts
-from fedveil.models.module_checks import check_module, own_copy
 from fedveil.models.parts import Parts
+from fedveil.models.trainable import check_module, choose_parts, own_copy
 
 
 class Subclass(torch.Tensor):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.flower_messages import content_of, record
+from fedveil.flower.wire_format import content_of, record
 from fedveil.network.careful_grid import CarefulGrid, LastingGrid, RunLost
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")

@@ -23,9 +23,8 @@ from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedProx, Strategy
 import fedveil as fv
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError
-from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.population_budget import create_budget
+from fedveil.ledger.population_budget import create_budget, spending
 from fedveil.network.central_dp import CentralDP
 from fedveil.run.published_copy import publish
 from flower_apps import AppGrid, added, answer, arrays, model

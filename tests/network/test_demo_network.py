@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 from federation_runs import config
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.ledger.files import head_path, head_record
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.ledger_head import head_path, head_record
+from fedveil.network.client_ledger import compared
 from fedveil.network.consent import Consent
 from fedveil.network.demo_network import BESIDE, consent_to, demo
 from fedveil.network.deployed_data import public_part
-from fedveil.network.joined_client import JoinedClient
+from fedveil.network.join import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.network.two_ledgers import compared
 from fedveil.run.resolve import resolve
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config

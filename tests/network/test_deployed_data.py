@@ -14,7 +14,7 @@ from fedveil.configuration.sections import EvaluationSection
 from fedveil.errors import ConfigError
 from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
-from fedveil.network.joined_client import JoinedClient
+from fedveil.network.join import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import resolve

@@ -18,10 +18,10 @@ from fedveil.configuration.config import Config, configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
+from fedveil.network.client_ledger import compared
 from fedveil.network.consent import Consent
 from fedveil.network.demo_network import consent_to
 from fedveil.network.deployed_data import public_part
-from fedveil.network.two_ledgers import compared
 from fedveil.run.assembly import planned_charges
 from fedveil.run.resolve import resolve
 from fedveil.run.verification import verification

@@ -42,16 +42,24 @@ from fedveil.flower.round_messages import (
     task_bytes,
 )
 from fedveil.flower.wire_format import Kind, WireError, decoded, encoded
+from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.mechanism.plan import Released
 from fedveil.methods.fedanc import FedANC
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
-from fedveil.network.consenting_clients import AGAIN, ConsentingClients
-from fedveil.network.join import Joining, _alone, advice, join
-from fedveil.network.joined_client import JoinedClient
-from fedveil.network.offers import Offer, consent_bytes, offer_bytes, offer_of, read_consent, read_offer, refusal_bytes
+from fedveil.network.join import JoinedClient, Joining, _alone, advice, join
+from fedveil.network.offers import (
+    AGAIN,
+    ConsentingClients,
+    Offer,
+    consent_bytes,
+    offer_bytes,
+    offer_of,
+    read_consent,
+    read_offer,
+    refusal_bytes,
+)
 from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
@@ -364,9 +372,7 @@ def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize(
-    "step", ["fedveil.network.joined_client.write_whole", "fedveil.network.client_ledger.ClientLedger.admit"]
-)
+@pytest.mark.parametrize("step", ["fedveil.network.join.write_whole", "fedveil.network.client_ledger.ClientLedger.admit"])
 def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     step: str, view: str, when: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,7 +493,7 @@ def test_two_processes_of_one_client_consent_to_one_configuration_of_a_name(
     def ask(number: int) -> str:
         return read_consent(there[number].answer([offer_bytes(offers[number])]), offers[number])
 
-    reasons = overlapping(monkeypatch, "fedveil.network.joined_client.JoinedClient._pin", ask)
+    reasons = overlapping(monkeypatch, "fedveil.network.join.JoinedClient._pin", ask)
     (agreed,) = (offer for offer, reason in zip(offers, reasons, strict=True) if not reason)
     assert Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text())) == agreed
     planned = judged(consent(0), agreed.parsed())
@@ -580,7 +586,7 @@ def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_whil
     willing = dict(there.consents)
     there.consents |= {number: consent(number, unit="record") for number in (1, 2)}
     clock, lines = [0.0], list[str]()
-    monkeypatch.setattr("fedveil.network.consenting_clients.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedveil.network.offers.time.monotonic", lambda: clock[0])
     asked, seen = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append), list[set[int]]()
 
     def wait() -> None:

@@ -19,9 +19,9 @@ import pytest
 
 from federation_runs import bits, config
 from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
+from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.named_bits import named_bits
-from fedveil.network.two_ledgers import compared
+from fedveil.network.client_ledger import compared
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from joined_clients import Machines, consent, served

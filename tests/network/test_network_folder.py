@@ -17,9 +17,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.network.certificates import check_readable, make_client_key, public_key_of
 from fedveil.network.demo_network import ended_early
-from fedveil.network.network_folder import NetworkFolder, make_network, open_network
+from fedveil.network.network_folder import (
+    NetworkFolder,
+    check_readable,
+    make_client_key,
+    make_network,
+    open_network,
+    public_key_of,
+)
 from fedveil.network.programs import Program, ended_by_signal, require_free
 from full_disk import FullDisk
 

@@ -19,7 +19,7 @@ import tomli_w
 from federation_runs import config
 from fedveil.federation.plain_state import read_tree
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.noise_memory import STATE_FILE
+from fedveil.mechanism.mechanisms import STATE_FILE
 from fedveil.network.demo_network import demo
 from fedveil.network.programs import free_port
 from fedveil.run.run import run

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from federation_runs import config
-from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack import attack
 from fedveil.adversary.audit_run import audit_run
 from fedveil.adversary.replay import replay
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
-from fedveil.network.app_run import AppRun, matching_configuration
+from fedveil.network.central_dp import AppRun, matching_configuration
 from fedveil.training.params import Layout
 from joined_clients import Machines, consent, served
 

@@ -9,9 +9,8 @@ import pytest
 
 from federation_runs import config
 from fedveil.errors import ConfigError
-from fedveil.network.certificates import make_client_key
-from fedveil.network.consenting_clients import ConsentingClients
-from fedveil.network.network_folder import make_network
+from fedveil.network.network_folder import make_client_key, make_network
+from fedveil.network.offers import ConsentingClients
 from fedveil.network.programs import free_port
 from fedveil.run.run import run
 from joined_clients import Machines, consent, served

@@ -11,7 +11,7 @@ import pytest
 
 from federation_runs import config
 from fedveil.methods.gfl_aldpa import GFLALDPA
-from fedveil.network.joined_client import JoinedClient
+from fedveil.network.join import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from joined_clients import consent
 

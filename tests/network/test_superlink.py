@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.network.certificates import make_client_key, public_key_of
-from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
 from fedveil.network.programs import free_port
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")

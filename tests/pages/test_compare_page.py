@@ -14,9 +14,8 @@ from scipy import stats
 from fedveil.federation.history import Columns
 from fedveil.pages.compare_page import write_page
 from fedveil.studies.compare.comparison import Comparison
-from fedveil.studies.compare.comparison_plan import plan
+from fedveil.studies.compare.comparison_plan import ComparisonSpec, plan
 from fedveil.studies.compare.comparison_rows import Row
-from fedveil.studies.compare.comparison_spec import ComparisonSpec
 from fedveil.studies.statistics import Against
 from fedveil.verify import Finding, Verification
 from grid_cells import small

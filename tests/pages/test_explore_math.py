@@ -20,7 +20,7 @@ from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER, expecte
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
-from fedveil.pages.explorer_methods import explorer_methods, explorer_values
+from fedveil.pages.explorer import explorer_methods, explorer_values
 from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import StepRates

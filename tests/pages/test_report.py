@@ -24,18 +24,17 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Audit, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.cli.app import app
-from fedveil.cli.ledger_terminal import render_ledger
+from fedveil.cli.privacy_terminal import render_ledger
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.pages.figures.run_figures import plot_run
-from fedveil.pages.report import write_report
-from fedveil.pages.report_page import page_values
-from fedveil.pages.spent import spent
+from fedveil.pages.figures import plot_run
+from fedveil.pages.privacy_section import spent
+from fedveil.pages.report import page_values, write_report
 from fedveil.run.recorded_run import group_names, grouped, read_run
 from fedveil.run.run_directory import write_table
-from fedveil.statement.statement_terminal import render, render_brief
-from fedveil.studies.curves import POINTS, thinned
+from fedveil.statement.statement_layout import render, render_brief
+from fedveil.studies.statistics import POINTS, thinned
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 AGGREGATE = replace(SERVER, view=View.AGGREGATE)

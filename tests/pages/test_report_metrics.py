@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.pages.figures.run_figures import OVERVIEW, _panel, plot_run
-from fedveil.pages.report_page import page_values
+from fedveil.pages.figures import OVERVIEW, _panel, plot_run
+from fedveil.pages.report import page_values
 from fedveil.pages.web_page import web_file
 from fedveil.run.recorded_run import read_run
 

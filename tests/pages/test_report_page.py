@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import report_runs as runs
-from fedveil.accounting.formatting import number
-from fedveil.pages.figures.run_figures import plot_run
+from fedveil.accounting.types import number
+from fedveil.pages.figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.recorded_run import read_run
 from fedveil.run.verification import verification
-from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import GroupNumbers
-from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_layout import to_dict
+from fedveil.statement.statement_text import in_words
 
 pytestmark = pytest.mark.browser
 LINES = "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-plot > svg > .veil-line').length"

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.mechanism.banded import Banded
 from fedveil.mechanism.cost import plan_mu
-from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.mechanisms import Banded, Participation
 from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan
-from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
+from fedveil.release.release_layout import COUNTS, EvaluationCounts
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2,)))

@@ -12,7 +12,7 @@ import torch
 from federation_runs import charged, config, finished, job
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
-from fedveil.flower.bit_packing import packed
+from fedveil.flower.wire_format import packed
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.statement.certify import certify_config
 

@@ -19,10 +19,8 @@ from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.mechanism.banded import DYADIC_BITS, Banded
 from fedveil.mechanism.grid import exponent_for, to_grid
-from fedveil.mechanism.noise_mechanism import Independent, Participation
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import DYADIC_BITS, Banded, Independent, NoiseMemory, Participation
 from fedveil.mechanism.plan import Plan
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness

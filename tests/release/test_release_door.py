@@ -21,13 +21,12 @@ from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.cost import event_of, plan_mu
 from fedveil.mechanism.grid import exponent_for, to_grid
-from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.mechanisms import Independent
 from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, Raw, UnprovenPlan
 from fedveil.mechanism.sampler import rounded_normal
-from fedveil.release.bare_release import clipped
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.sealed import AGGREGATE
+from fedveil.release.sealed import AGGREGATE, clipped
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2, 2)))
@@ -293,8 +292,8 @@ def test_the_noise_of_a_large_sum_has_the_same_bits_on_any_number_of_cores(
     monkeypatch.setattr("fedveil.release.noise.rounded_normal", noted)
     plan = Plan(clip=1.0, noise_std=std, place="sum")
     for large, cores in ((2**23, 3), (1000, 1), (1000, 2), (1000, 3)):
-        monkeypatch.setattr("fedveil.release.drawn_noise.LARGE", large)
-        monkeypatch.setattr("fedveil.release.drawn_noise.available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("fedveil.release.noise.LARGE", large)
+        monkeypatch.setattr("fedveil.release.noise.available_cores", lambda cores=cores: cores)
         d = door(View.AGGREGATE, layout=layout)
         integers = d.release_sum([d.seal(torch.ones(200_001), plan, 0, 0)], plan, 0, 1.0).integers
         assert integers is not None

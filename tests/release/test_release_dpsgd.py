@@ -28,8 +28,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import rows
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
-from fedveil.tasks.binary import Binary
-from fedveil.tasks.classification import Classification
+from fedveil.tasks.classification import Binary, Classification
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import Local, LocalSpec, OptimizerSpec, Plain, train

@@ -21,10 +21,10 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, UpdateRefused
-from fedveil.federation.engine import Engine
+from fedveil.federation.round import Engine
 from fedveil.mechanism.plan import Extra, Plan, Raw, Upload
 from fedveil.methods.base import Policy, UploadServer
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Local

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fedveil.models.model_registry import build
-from fedveil.release import by_hand
+from fedveil.release import per_example
 from fedveil.release.gradient_blocks import Block, rows
 from fedveil.release.layer_rules import RULES
 from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
@@ -631,7 +631,7 @@ def test_what_vmap_cannot_run_takes_a_loop_only_where_it_is_asked_for(name: str)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "EmbeddingBag, max"])  # its rules do not fit this option
 def test_networks_of_known_layers_alone_are_computed_in_batches(name: str) -> None:
     net = KINDS[name].make()
-    assert by_hand.known(net) == (KINDS[name].route == BATCH and not isinstance(net, Net))
+    assert per_example.known(net) == (KINDS[name].route == BATCH and not isinstance(net, Net))
 
 
 def test_every_rule_has_a_kind() -> None:

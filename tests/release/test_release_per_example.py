@@ -16,12 +16,11 @@ from torch.nn import functional as F
 
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models.model_registry import build
-from fedveil.release import by_hand
-from fedveil.release.by_hand import Losses
+from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
+from fedveil.release.per_example import Losses, one_by_one, per_example_gradients, vectorised
 from fedveil.release.taps import NoRule, Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
@@ -45,7 +44,7 @@ NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resne
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
 def test_built_in_networks_in_batches_and_one_example_at_a_time(name: str) -> None:
     module, (x, y) = build(name, NETWORKS[name], 4, 1).double(), examples(*NETWORKS[name])
-    assert by_hand.known(module)
+    assert per_example.known(module)
     x, wanted = x.double(), stacked(module, cross_entropy, x.double(), y)
     for way in (per_example_gradients, vectorised, one_by_one):
         blocks, losses = way(module, x, y, cross_entropy)
@@ -183,7 +182,7 @@ def stacked(module: nn.Module, losses: Losses, x: torch.Tensor, y: torch.Tensor)
 def test_a_loss_of_ones_own_sees_one_example_even_where_the_network_is_done_by_hand() -> None:
     module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8, n=8)
     losses = Hardest(name="hardest").losses
-    assert by_hand.known(module)
+    assert per_example.known(module)
     found, each = per_example_gradients(module, x, y, losses)
     torch.testing.assert_close(rows(found), stacked(module, losses, x, y), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(each, torch.cat([losses(module(x[i : i + 1]), y[i : i + 1]) for i in range(8)]))
@@ -304,7 +303,7 @@ def test_layers_of_torch_that_reach_across_rows_are_called_on_one_example(make: 
     module, (x, y) = make(), examples(6, n=9)
     assert not any(layer._forward_pre_hooks for layer in module.modules())
     with pytest.raises(NoRule):
-        by_hand.gradients(module, x, y, cross_entropy)
+        per_example.gradients(module, x, y, cross_entropy)
     assert not any(layer._forward_pre_hooks for layer in module.modules())
     found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
     wanted = stacked(module, cross_entropy, x, y)
@@ -315,7 +314,7 @@ def test_layers_of_torch_that_reach_across_rows_are_called_on_one_example(make: 
 def test_what_code_of_ones_own_does_with_a_batch_moves_no_gradient(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(2)
     module, (x, y) = make(), examples(6, n=9)
-    assert not by_hand.known(module)
+    assert not per_example.known(module)
     found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
     wanted = stacked(module, cross_entropy, x, y)
     assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm())
@@ -443,7 +442,7 @@ def test_dropout_runs_drops_other_units_for_each_example_and_is_not_drawn_for_th
         torch.manual_seed(1)
         drawn.append(rows(per_example_gradients(module, x, y, cross_entropy)[0]))
     assert torch.equal(*drawn)
-    assert by_hand.known(module)
+    assert per_example.known(module)
     dropped = drawn[0][:, : 6 * 40].unflatten(1, (40, 6)).abs().sum(2) == 0
     assert 0.2 < float(dropped.float().mean()) < 0.8
     assert not torch.equal(dropped[0], dropped[2])

@@ -10,7 +10,7 @@ import torch
 
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.mechanism.noise_mechanism import Independent
+from fedveil.mechanism.mechanisms import Independent
 from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, UnprovenPlan, digest
 from fedveil.training.params import Layout
 

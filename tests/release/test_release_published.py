@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedveil.models.module_checks import fix
+from fedveil.models.trainable import fix
 from fedveil.release.gradient_blocks import rows
 from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification

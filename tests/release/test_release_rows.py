@@ -13,9 +13,7 @@ import torch
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.mechanism.banded import Banded
-from fedveil.mechanism.noise_mechanism import Participation
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import Banded, NoiseMemory, Participation
 from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan, Upload
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness

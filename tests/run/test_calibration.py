@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.configuration.config import parse
-from fedveil.methods import calibration
-from fedveil.run.demo import demo_config
+from fedveil.methods import run_cost
+from fedveil.run.new_project import demo_config
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 from fedveil.studies.twin import twin_sensitivity
@@ -18,13 +18,13 @@ from fedveil.studies.twin import twin_sensitivity
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The epsilons that were calibrated to."""
     found: list[float] = []
-    real = calibration.calibrate
+    real = run_cost.calibrate
 
     def counted(epsilon: float, *arguments: object, **more: object) -> float:
         found.append(epsilon)
         return real(epsilon, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(calibration, "calibrate", counted)
+    monkeypatch.setattr(run_cost, "calibrate", counted)
     return found
 
 

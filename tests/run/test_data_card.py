@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack import attack
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
@@ -24,8 +24,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.errors import ConfigError
-from fedveil.pages.report import write_report
-from fedveil.pages.report_page import page_values
+from fedveil.pages.report import page_values, write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver
 from fedveil.run.recorded_run import read_run

@@ -24,8 +24,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_store import schema_of
 from fedveil.run.resume import resumable
 from fedveil.run.run import run
-from fedveil.studies.grid.run_cell import run_cell
-from fedveil.studies.grid.run_grid import Cell, run_grid
+from fedveil.studies.grid import Cell, run_cell, run_grid
 
 DATA = Path(__file__).parent / "data"
 FINISHED, KILLED = "aggregate-0.1", "server-0.1-interrupted"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.run.run_lock import claimed
+from fedveil.run.run_directory import claimed
 from resumed_runs import case, entries, go, interrupted
 
 

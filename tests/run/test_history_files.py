@@ -12,13 +12,13 @@ import pytest
 from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns, declared
-from fedveil.pages.report_charts import chart_values
-from fedveil.run.history_files import DECLARED
+from fedveil.pages.report import chart_values
 from fedveil.run.recorded_run import RunData, read_run
 from fedveil.run.result import Result
 from fedveil.run.run import run
+from fedveil.run.run_directory import DECLARED
 from fedveil.tasks.classification import Classification
-from fedveil.tasks.column import Column
+from fedveil.tasks.task import Column
 
 
 def config(method: dict[str, Any], model: str = "linear") -> Config:

@@ -13,8 +13,8 @@ import fedveil as fv
 from fedveil.errors import BudgetExhausted
 from fedveil.federation.history import Row
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.ledger_store import wal_path
 
 

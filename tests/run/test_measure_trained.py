@@ -10,10 +10,10 @@ import pytest
 
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation import evaluate
+from fedveil.federation import evaluation
 from fedveil.federation.plain_state import read_tree
 from fedveil.federation.progress import Federation
-from fedveil.pages.report_page import page_values
+from fedveil.pages.report import page_values
 from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resolve import data_spec, resolve
@@ -77,7 +77,7 @@ def test_a_network_that_fails_with_a_clients_model_ends_no_run(tmp_path: Path, m
     def failing(*given: Any) -> float:
         raise FedveilError("the network divided by zero")
 
-    monkeypatch.setattr(evaluate, "own_score", failing)
+    monkeypatch.setattr(evaluation, "own_score", failing)
     ended = run(configure(**settings(measure_trained=True, personal_on_test_set=True)), tmp_path / "run")
     assert math.isnan(ended.history[-1]["mean_personal_accuracy"])
     assert math.isnan(ended.history[-1]["mean_personal_test_accuracy"])

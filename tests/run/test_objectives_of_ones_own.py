@@ -26,7 +26,7 @@ from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import federation
 from fedveil.run.resolve import opened

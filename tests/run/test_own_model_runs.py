@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from federation_runs import small_digits
-from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack import attack
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.audit_run import audit_run
 from fedveil.adversary.replay import replay
@@ -27,8 +27,8 @@ from fedveil.run.recorded_run import read_run
 from fedveil.run.resolve import resolve
 from fedveil.run.result import Result
 from fedveil.statement.recertify import recertify
-from fedveil.studies.grid.cell import Cell
-from fedveil.studies.grid.run_grid import run_grid
+from fedveil.studies.cell import Cell
+from fedveil.studies.grid import run_grid
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,8 @@ import pytest
 
 from fedveil.configuration.config import Config, configure
 from fedveil.data.partition import partition
-from fedveil.pages.figures.partition_figure import plot_partition
-from fedveil.pages.figures.run_figures import plot_curves, plot_run
-from fedveil.pages.report_page import page_values
+from fedveil.pages.figures import plot_curves, plot_partition, plot_run
+from fedveil.pages.report import page_values
 from fedveil.run import run_directory as rundir
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run

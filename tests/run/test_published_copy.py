@@ -25,7 +25,7 @@ from fedveil.data.own.arrays import from_arrays
 from fedveil.errors import ConfigError
 from fedveil.federation import fit as fit_module
 from fedveil.ledger.ledger import Ledger
-from fedveil.pages.report_page import page_values
+from fedveil.pages.report import page_values
 from fedveil.run.published_copy import publish
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run

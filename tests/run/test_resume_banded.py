@@ -19,7 +19,7 @@ import fedveil.federation.fit as fitting
 import fedveil.run.run as module
 from fedveil.errors import LedgerError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.release.door import Door
 from resumed_runs import case, entries, go
 

@@ -17,9 +17,8 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.config_files import load_config
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import RdpFilter
-from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.ledger.population_budget import create_budget, open_budget
+from fedveil.ledger.population_budget import create_budget, open_budget, spending
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_sensitivity
 

@@ -12,7 +12,7 @@ from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
-from fedveil.statement.statement_json import read_statement
+from fedveil.statement.statement_layout import read_statement
 from resumed_runs import case, go, interrupted
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.run import unpacked_run
+from fedveil.run import verification as unpacked_run
 from fedveil.run.verification import verification
 from verified_runs import made
 

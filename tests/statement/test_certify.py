@@ -27,17 +27,13 @@ from fedveil.data.split import client_test_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import step_sensitivity
 from fedveil.methods.aldp_fl import ALDPFL
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.setting import Setting
 from fedveil.statement.advice import learnability
 from fedveil.statement.certify import certify, certify_config
-from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
-from fedveil.statement.statement_json import from_dict, to_dict
-from fedveil.statement.statement_markdown import to_markdown
-from fedveil.statement.statement_terminal import render, render_brief
-from fedveil.statement.statement_text import numbers_table
+from fedveil.statement.statement_layout import from_dict, render, render_brief, to_dict, to_markdown
+from fedveil.statement.statement_text import in_words, numbers_table
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
@@ -385,8 +381,8 @@ def test_a_million_rounds_need_no_torch() -> None:
     code = (
         "import sys, json\n"
         "from fedveil.statement.certify import certify_config\n"
-        "from fedveil.statement.statement_terminal import render\n"
-        "from fedveil.statement.statement_markdown import to_markdown\n"
+        "from fedveil.statement.statement_layout import render\n"
+        "from fedveil.statement.statement_layout import to_markdown\n"
         "from fedveil.configuration.config import parse\n"
         "from rich.console import Console\n"
         f"s = certify_config(parse(json.loads({json.dumps(json.dumps(CONFIG))})))\n"

@@ -14,15 +14,12 @@ from typing import Any, get_args
 import pytest
 
 from federation_runs import config
-from fedveil.accounting.formatting import at_most
-from fedveil.accounting.types import Audit, View
+from fedveil.accounting.types import Audit, View, at_most
 from fedveil.configuration.config import Config, configure
 from fedveil.statement.certify import certify_config
-from fedveil.statement.institutions import Institution, for_institution
-from fedveil.statement.public_figures import RunFigures, read_run_figures
-from fedveil.statement.registry_entry import CURATORS
+from fedveil.statement.institutions import CURATORS, Institution, RunFigures, for_institution, read_run_figures
 from fedveil.statement.statement import GroupNumbers, Statement
-from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_layout import to_dict
 from schema_check import schema_errors
 
 DATA = Path(__file__).parent / "data"

@@ -15,8 +15,8 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
-from fedveil.statement.plain_words import gathered_in_words
 from fedveil.statement.planner import plan_table
+from fedveil.statement.statement_text import gathered_in_words
 
 
 def config(**changes: Any) -> Config:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedveil.accounting.formatting import percent_at_most
+from fedveil.accounting.attack_power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.learnability import (
     Level,
@@ -25,15 +25,25 @@ from fedveil.accounting.learnability import (
     noise_norm,
     verdict_of,
 )
-from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.subsampled import epsilon_pld
-from fedveil.accounting.types import Adjacency, Audit, Claim, Gaussian, Guarantee, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import (
+    Adjacency,
+    Audit,
+    Claim,
+    Gaussian,
+    Guarantee,
+    SampledGaussian,
+    Scope,
+    Unbounded,
+    Unit,
+    View,
+    percent_at_most,
+)
 from fedveil.errors import ConfigError
 from fedveil.statement import scope_checks
-from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Assumption, Statement, ViewNumbers, covers
-from fedveil.statement.statement_json import from_dict, to_dict
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import from_dict, to_dict, to_markdown
+from fedveil.statement.statement_text import in_words
 
 DELTA = 1e-5
 

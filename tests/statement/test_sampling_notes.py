@@ -12,10 +12,9 @@ import pytest
 from rich.console import Console
 
 import method_kit as h
-from fedveil.accounting._roots import crossing
+from fedveil.accounting._numbers import crossing
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.formatting import at_most
-from fedveil.accounting.seen_count import named_participants_delta
+from fedveil.accounting.fixed_size import named_participants_delta
 from fedveil.accounting.types import (
     Adjacency,
     Event,
@@ -26,24 +25,22 @@ from fedveil.accounting.types import (
     Unit,
     UserRecordsGaussian,
     View,
+    at_most,
 )
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.methods.base import Fixed
-from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.dp_scaffold import DPScaffold
 from fedveil.methods.fed_addp import FedADDP
 from fedveil.methods.fed_dpa import FedDPA
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_json import from_dict, to_dict
-from fedveil.statement.statement_markdown import to_markdown
-from fedveil.statement.statement_terminal import render
+from fedveil.statement.statement_layout import from_dict, render, to_dict, to_markdown
 from fedveil.statement.statement_text import if_seen, numbers_table
 from fedveil.training.local import Client, Plain, Proximal, Remembering
 

@@ -18,25 +18,34 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
-from fedveil.accounting.formatting import at_most
-from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View, at_most
 from fedveil.cli.app import app
-from fedveil.cli.compare_terminal import LiveTable, render
+from fedveil.cli.study_terminal import LiveTable
+from fedveil.cli.study_terminal import render_comparison as render
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
-from fedveil.pages.compare_files import check_runs, markdown, write_files
+from fedveil.pages.compare_page import check_runs, markdown, write_files
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.statement import Assumption, Statement
 from fedveil.statement.statement_text import Item
+from fedveil.studies.cell import CellState
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
-from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
-from fedveil.studies.compare.comparison_rows import Row, _placed, _row, blocks, rows_of
-from fedveil.studies.compare.comparison_spec import ComparisonSpec, seeds_from
-from fedveil.studies.compare.comparison_text import assumptions_of, promise_sentences, proven, short_names, verdict
-from fedveil.studies.grid.cell import CellState
-from fedveil.tasks.column import Column
+from fedveil.studies.compare.comparison_plan import ComparisonListener, ComparisonSpec, Planned, seeds_from
+from fedveil.studies.compare.comparison_rows import (
+    Row,
+    _placed,
+    _row,
+    assumptions_of,
+    blocks,
+    promise_sentences,
+    proven,
+    rows_of,
+    short_names,
+    verdict,
+)
+from fedveil.tasks.task import Column
 from grid_cells import small
 
 ACCURACY = Columns().main
@@ -280,9 +289,9 @@ def test_a_comparison_without_a_number_ends_with_status_1(
     config = tmp_path / "c.toml"
     write_config(config, found.config.resolved())
     for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
-        monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_, rows=rows: replace(found, rows=rows))
-        monkeypatch.setattr("fedveil.cli.compare_terminal.check_runs", lambda _: {})
-        monkeypatch.setattr("fedveil.cli.compare_terminal.write_files", lambda *_: {})
+        monkeypatch.setattr("fedveil.cli.study_terminal.compare", lambda *_, rows=rows: replace(found, rows=rows))
+        monkeypatch.setattr("fedveil.cli.study_terminal.check_runs", lambda _: {})
+        monkeypatch.setattr("fedveil.cli.study_terminal.write_files", lambda *_: {})
         assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
 
 
@@ -291,8 +300,8 @@ def test_a_comparison_with_a_contradicted_run_ends_with_status_1(
 ) -> None:
     config = tmp_path / "c.toml"
     write_config(config, found.config.resolved())
-    monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_: found)
-    monkeypatch.setattr("fedveil.cli.compare_terminal.write_files", lambda *_: {})
+    monkeypatch.setattr("fedveil.cli.study_terminal.compare", lambda *_: found)
+    monkeypatch.setattr("fedveil.cli.study_terminal.write_files", lambda *_: {})
     statement = next(state.path for row in found.rows for state in row.states) / "statement.json"
     honest = statement.read_bytes()
     for text, status in ((honest, 0), (honest.replace(b'"delta": 0.001', b'"delta": 1e-09'), 1)):

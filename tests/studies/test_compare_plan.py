@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedveil.cli.compare_terminal import split_list
+from fedveil.cli.study_terminal import split_list
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
-from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.statement.certify import certify_config
-from fedveil.studies.compare.claim_targets import at_claim
-from fedveil.studies.compare.comparison_plan import Planned
+from fedveil.studies.compare.comparison_plan import ComparisonSpec, Planned, at_claim, configured, partition_of
 from fedveil.studies.compare.comparison_plan import plan as plan_of
-from fedveil.studies.compare.comparison_spec import ComparisonSpec
-from fedveil.studies.compare.configured import configured, partition_of
 from grid_cells import small
 
 

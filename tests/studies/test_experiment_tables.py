@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.federation.history import Record
-from fedveil.run.history_files import append_history, write_history
+from fedveil.run.run_directory import append_history, write_history
 from fedveil.training.params import Layout
 
 LAYOUT = Layout.of({"w": (2, 2), "b": (2,)})

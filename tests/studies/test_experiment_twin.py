@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
-from fedveil.engines.batched_gradient import Stack
 from fedveil.engines.device import gpu_problem
+from fedveil.engines.stacked_models import Stack
 from fedveil.errors import ConfigError
 from fedveil.federation.round import ClientTask, client_round
 from fedveil.mechanism.plan import Released
-from fedveil.pages.figures.run_figures import plot_run
-from fedveil.pages.report_page import page_values
+from fedveil.pages.figures import plot_run
+from fedveil.pages.report import page_values
 from fedveil.release.sealed import Contribution
 from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run

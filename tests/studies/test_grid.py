@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
-import fedveil.studies.grid.grid_directory as grid
+import fedveil.studies.grid as grid
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
 from fedveil.studies import worker_pool
-from fedveil.studies.grid.cell import Cell, CellState, Listener, state_of
-from fedveil.studies.grid.run_grid import run_grid
-from fedveil.studies.grid.schedule import Pace
+from fedveil.studies.cell import Cell, CellState, Listener, state_of
+from fedveil.studies.grid import Pace, run_grid
 from forked_workers import FORKING
 from grid_cells import cells, content, small
 

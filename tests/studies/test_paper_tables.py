@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fedveil.studies.reproduce.recipe import rows
-from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import changes, settings_digest
+from fedveil.studies.reproduce.recipe_files import changes, load_recipe, settings_digest
 
 KEPT: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "benchmarks" / "results" / "paper_tables.json").read_text(encoding="utf-8")

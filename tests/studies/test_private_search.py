@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.selection import Selection
 from fedveil.accounting.types import Adjacency, OneOrder, Scope, Unit, View
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
@@ -23,12 +23,10 @@ from fedveil.run.experiment import Experiment
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from fedveil.statement.certify import certify_config
-from fedveil.studies.grid.cell import CellState, state_of
-from fedveil.studies.tune import looked_at
-from fedveil.studies.tune import private_search as module
-from fedveil.studies.tune.looked_at import look_at_all
-from fedveil.studies.tune.private_data import SearchSpec
-from fedveil.studies.tune.private_search import BOOKED, WINNER, Chance, private_search
+from fedveil.studies.cell import CellState, state_of
+from fedveil.studies.tune import search as looked_at
+from fedveil.studies.tune import search as module
+from fedveil.studies.tune.search import BOOKED, WINNER, Chance, SearchSpec, look_at_all, private_search
 from fedveil.verify import Finding
 
 GRID = {"method.clip": [0.2, 0.5]}

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.adversary import attacked_release
-from fedveil.adversary.attack_kinds import attack, attacked
+from fedveil.adversary import interception
+from fedveil.adversary.attack import attack, attacked
 from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.attacked_client import holders_of_test_images, holding
-from fedveil.adversary.attacker_knowledge import Interception, interception_of
+from fedveil.adversary.interception import Interception, holders_of_test_images, holding, interception_of
 from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
@@ -62,7 +61,7 @@ def intercepted(monkeypatch: pytest.MonkeyPatch) -> Collect:
         found.clear()
         return since
 
-    monkeypatch.setattr(attacked_release, "interception_of", recorded)
+    monkeypatch.setattr(interception, "interception_of", recorded)
     return watch
 
 
@@ -111,7 +110,7 @@ def test_the_saved_states_count(saved: tuple[Config, Path]) -> None:
     assert snapshot.progress.policies
     fresh = replace(snapshot, progress=replace(snapshot.progress, policies={}, privates={}))
     options = AttackOptions(knows=(), examples="all")
-    with_states, again, without = (list(attacked_release.interceptions(s, options, 4, 1)) for s in (snapshot, snapshot, fresh))
+    with_states, again, without = (list(interception.interceptions(s, options, 4, 1)) for s in (snapshot, snapshot, fresh))
     assert same(with_states, again)
     assert not same(with_states, without)
 

@@ -14,12 +14,11 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedveil.data.catalogue import CATALOGUE
-from fedveil.data.sources import harbox
+from fedveil.data.sources import people
 from fedveil.run.run import run
 from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, kept, rows
-from fedveil.studies.reproduce.recipe_data import unavailable
-from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
-from fedveil.studies.reproduce.recipe_rows import RowJob, job_of
+from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe, recipe_names
+from fedveil.studies.reproduce.reproduction import unavailable
 
 RNG = np.random.default_rng(0)
 FEW = ("training.rounds=1", "run.engine=inline", "training.local_steps=1", "training.evaluate_every=1", "run.seeded_noise=true")
@@ -59,10 +58,10 @@ def svhn(folder: Path) -> None:
 
 def harbox_folder(folder: Path) -> None:
     for person in range(1, 121):
-        (folder / harbox.FOLDER / str(person)).mkdir(parents=True)
+        (folder / people.HARBOX_FOLDER / str(person)).mkdir(parents=True)
         for activity in ("Walk", "Call")[: 1 + person % 2]:
             windows = RNG.normal(size=(10, 1000))
-            np.savetxt(folder / harbox.FOLDER / str(person) / f"{activity}_train.txt", windows.reshape(-1, 10), fmt="%.2f")
+            np.savetxt(folder / people.HARBOX_FOLDER / str(person) / f"{activity}_train.txt", windows.reshape(-1, 10), fmt="%.2f")
 
 
 def femnist(folder: Path) -> None:

@@ -14,8 +14,7 @@ from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
 from fedveil.papers.convergent_dp.printed_sensitivity import printed_sensitivity, printed_sensitivity_fedprox
 from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
 from fedveil.studies.reproduce.recipe import rows
-from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import RowJob, job_of
+from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe
 from fedveil.studies.reproduce.reproduction import ReproductionSpec, reproduce
 
 M, K, V, MU, L, SIGMA = 20, 5, 10.0, 0.01, 10.0, 0.01

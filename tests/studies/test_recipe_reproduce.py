@@ -19,21 +19,25 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError
-from fedveil.pages.figures.reproduce_figure import plot_reproduction
+from fedveil.pages.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
-from fedveil.studies.grid.cell import CellState
-from fedveil.studies.reproduce.chance import chance_remarks
-from fedveil.studies.reproduce.collect import COLLECTORS, collected
+from fedveil.studies.cell import CellState
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Only, Recipe, RecipeEntry, RecipeRow, kept, rows
-from fedveil.studies.reproduce.recipe_data import chance_of
-from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe import COLLECTORS, Only, Recipe, RecipeEntry, RecipeRow, collected, kept, rows
+from fedveil.studies.reproduce.recipe_files import job_of, load_recipe
 from fedveil.studies.reproduce.recipe_jobs import RecipeListener
-from fedveil.studies.reproduce.recipe_rows import job_of
-from fedveil.studies.reproduce.recipe_table import as_markdown, body, header, remarks, scale_text, write_results
-from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, RowOutcome, reproduce
-from fedveil.studies.reproduce.seed_tests import seed_test_remarks
+from fedveil.studies.reproduce.recipe_table import (
+    as_markdown,
+    body,
+    chance_remarks,
+    header,
+    remarks,
+    scale_text,
+    seed_test_remarks,
+    write_results,
+)
+from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, RowOutcome, chance_of, reproduce
 from fedveil.studies.statistics import holm, paired_t
 
 TINY = """

@@ -16,8 +16,7 @@ from fedveil.methods.time_varying_dp import TimeVaryingDP
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
-from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
-from fedveil.studies.reproduce.recipe_rows import SCALES, changes, job_of, settings_digest
+from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, recipe_names, settings_digest
 
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],

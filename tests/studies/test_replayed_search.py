@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.selection import Selection
 from fedveil.configuration.config import configure
 from fedveil.run.result import Result
-from fedveil.studies.tune import private_search as module
-from fedveil.studies.tune.private_data import SearchSpec
-from fedveil.studies.tune.private_search import Chance
+from fedveil.studies.tune import search as module
+from fedveil.studies.tune.search import Chance, SearchSpec
 from replayed_search import ALONE, EXCHANGED, Attempt, Kept, replayed_search
 
 SEARCH = Selection(3.0, 0.0)

@@ -11,8 +11,7 @@ import pytest
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from scipy.optimize import brentq
 
-from fedveil.accounting.chosen_run import Selection
-from fedveil.accounting.random_tries import tries_of_mean
+from fedveil.accounting.selection import Selection, tries_of_mean
 from fedveil.accounting.types import SampledGaussian
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.public_setting import calibrated_setting
@@ -20,8 +19,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.run_cost import run_releases
 from fedveil.run.verification import verification
 from fedveil.statement.certify import certify_config
-from fedveil.studies.tune.private_data import SearchSpec
-from fedveil.studies.tune.private_search import Chance, private_search
+from fedveil.studies.tune.search import Chance, SearchSpec, private_search
 
 ROUNDS, Q, DELTA, NOISE, LAW = 8, 0.25, 1e-3, 20.0, tries_of_mean(0, 5)
 

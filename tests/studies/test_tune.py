@@ -14,10 +14,10 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
-from fedveil.studies.grid.cell import CellState
-from fedveil.studies.tune import tuning
+from fedveil.studies.cell import CellState
+from fedveil.studies.tune import search
 from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of, proxy_sections
-from fedveil.studies.tune.tuning import tune_on
+from fedveil.studies.tune.search import tune_on
 
 GRID = {"method.clip": [0.01, 0.5], "training.optimizer.lr": [1e-6, 0.5]}
 
@@ -64,7 +64,7 @@ def test_the_proxy_is_partitioned_alike_and_the_choice_is_written(monkeypatch: p
             for c in cells
         ]
 
-    monkeypatch.setattr(tuning, "run_grid", grid)
+    monkeypatch.setattr(search, "run_grid", grid)
     tuned = tune_on(TuningSpec(config(), "digits", GRID, seeds=2), tmp_path)
     assert len(tuned.trials) == 4
     assert tuned.trials[0].setting == {"method.clip": 0.5, "training.optimizer.lr": 0.5}
@@ -82,7 +82,7 @@ def test_a_failed_setting_is_last_and_never_chosen(monkeypatch: pytest.MonkeyPat
             CellState(c, tmp_path, "done", score=0.2) for c in cells[1:]
         ]
 
-    monkeypatch.setattr(tuning, "run_grid", grid)
+    monkeypatch.setattr(search, "run_grid", grid)
     tuned = tune_on(TuningSpec(config(), "digits", {"method.clip": [0.1, 0.2]}), tmp_path)
     assert [t.error for t in tuned.trials] == ["", "broken"]
     assert tuned.config.method.clip == 0.2  # type: ignore[attr-defined]

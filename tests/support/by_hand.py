@@ -16,9 +16,9 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.methods.method import Method, participation_of
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness

@@ -17,11 +17,11 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
-from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import Engine
 from fedveil.ledger.ledger import Ledger
-from fedveil.methods.defence import Defence
+from fedveil.methods.gradient_compression import Defence
 from fedveil.methods.method_registry import METHODS
 from fedveil.run import rehearsal
 from fedveil.run.assembly import Prepared, federation, prepare

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedveil.federation.round import Context
-from fedveil.flower.client_node import ClientNode
-from fedveil.flower.client_states import ClientStates
-from fedveil.release.release_row import NullLedger
+from fedveil.flower.client_node import ClientNode, ClientStates
+from fedveil.release.release_layout import NullLedger
 
 
 def unchanged(client: int, round: bytes, task: bytes, answer: bytes) -> bytes | str:

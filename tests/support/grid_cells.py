@@ -8,7 +8,7 @@ from typing import Any
 
 from fedveil.configuration.config import Config, configure
 from fedveil.ledger.ledger import Ledger
-from fedveil.studies.grid.cell import Cell
+from fedveil.studies.cell import Cell
 
 
 def small(method: str = "dp-fedavg", seed: int = 0, rounds: int = 3, **options: Any) -> Config:

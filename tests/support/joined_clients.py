@@ -17,10 +17,9 @@ from fedveil.flower.grid_engine import GONE, GridEngine
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.network.consent import Consent
-from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
-from fedveil.network.joined_client import JoinedClient
-from fedveil.network.offers import offer_of
+from fedveil.network.join import JoinedClient
+from fedveil.network.offers import ConsentingClients, offer_of
 from fedveil.run.resolve import resolve, resolve_here
 from fedveil.run.run import Result, train
 

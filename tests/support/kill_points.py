@@ -19,10 +19,10 @@ CLIENT: dict[str, Point] = {
     "before training": ("fedveil.flower.client_node", "client_round", "before"),
     "during training": ("fedveil.federation.round", "train", "after"),
     "between the charges of lifetime and run": ("fedveil.ledger.budgeted_ledger.BudgetedLedger", "_charge_population", "after"),
-    "after the charge": ("fedveil.flower.client_states.ClientStates", "keep", "before"),
-    "its state written, the older one not swept": ("fedveil.flower.client_states", "sync_folder", "after"),
-    "before the answer": ("fedveil.flower.client_states.ClientStates", "keep", "after"),
-    "after the answer": ("fedveil.network.joined_client.JoinedClient", "answer", "after"),
+    "after the charge": ("fedveil.flower.client_node.ClientStates", "keep", "before"),
+    "its state written, the older one not swept": ("fedveil.flower.client_node", "sync_folder", "after"),
+    "before the answer": ("fedveil.flower.client_node.ClientStates", "keep", "after"),
+    "after the answer": ("fedveil.network.join.JoinedClient", "answer", "after"),
 }
 """In the server view; where sums are noised a client charges at consent, and these points pass without a charge."""
 

@@ -20,13 +20,12 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.federation.server_step import server_step
+from fedveil.federation.server import server_step
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
-from fedveil.methods.planner import Planner
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import Planner, releases_to
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door

@@ -22,20 +22,18 @@ from fedveil.federation.progress import Federation
 from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.base import Fixed, MethodConfig, Policy, Release, Setting, Summed, SumServer
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.methods.trajectory import Trajectory
-from fedveil.release.door import Door
+from fedveil.release.door import Door, Terms
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
-from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.run.resolve import data_spec, resolve
-from fedveil.tasks.column import Column
+from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Plain, State
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 from method_kit import digits

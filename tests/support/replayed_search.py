@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.selection import Selection
 from fedveil.run.assembly import prepare
 from fedveil.run.resolve import data_spec, resolve_here
 from fedveil.run.result import Result
 from fedveil.run.run import train
-from fedveil.studies.tune.private_data import SearchSpec
-from fedveil.studies.tune.private_search import BOOKED, Chance
+from fedveil.studies.tune.search import BOOKED, Chance, SearchSpec
 
 Attempt = Callable[..., Result]
 Search = Callable[[SearchSpec, Path, Selection, Chance, Attempt], object]

@@ -21,7 +21,7 @@ from fedveil.adversary.audit_run import audit_config
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.demo import demo_config
+from fedveil.run.new_project import demo_config
 from task_runs import TASKS, made, small
 
 ORACLES = Path(__file__).parents[1] / "oracles"

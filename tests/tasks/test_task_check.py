@@ -14,10 +14,9 @@ from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, DataError
 from fedveil.models.probe import check_output
 from fedveil.run.assembly import check_targets
-from fedveil.tasks.binary import Binary
-from fedveil.tasks.column import Column
+from fedveil.tasks.classification import Binary
 from fedveil.tasks.regression import Regression
-from fedveil.tasks.task import Task
+from fedveil.tasks.task import Column, Task
 from fedveil.tasks.task_check import check_task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.params import FlatModel

@@ -19,15 +19,14 @@ from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Progress
-from fedveil.pages.figures.run_figures import plot_run
+from fedveil.pages.figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resolve import data_spec
 from fedveil.run.run import run
 from fedveil.statement.certify import certify, certify_config
-from fedveil.statement.statement_json import to_dict
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.statement.statement_text import statement_text
 from fedveil.training.params import FlatModel
 from fedveil.verify import verify_run

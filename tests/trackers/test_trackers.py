@@ -19,12 +19,12 @@ from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.history import Record
-from fedveil.run.history_files import write_history
 from fedveil.run.result import Result
 from fedveil.run.run import run
-from fedveil.run.tracked_values import Begun, epsilons, numbers
+from fedveil.run.run_directory import write_history
+from fedveil.run.tracking import Begun, epsilons, numbers
 from fedveil.statement.certify import certify_config
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import to_markdown
 from fedveil.training.params import Layout
 
 LAYERS = ["fc1.weight", "fc1.bias"]

@@ -16,8 +16,8 @@ from scipy.stats import binom
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.chosen_run import Selection
-from fedveil.accounting.power import largest_tpr, tpr_of
+from fedveil.accounting.attack_power import largest_tpr, tpr_of
+from fedveil.accounting.selection import Selection
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.ledger.entry import event_columns
 from fedveil.mechanism.cost import plan_mu

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import gaussian, pld, secret_samples, subsampled
-from fedveil.accounting._check import non_negative, numpy_defaults, open_probability, positive
-from fedveil.accounting._roots import least_below
-from fedveil.accounting.composition import rdp_epsilon, rdp_log_delta
+from fedveil.accounting._numbers import least_below, non_negative, numpy_defaults, open_probability, positive
+from fedveil.accounting.gaussian import rdp_epsilon, rdp_log_delta
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded
 from fedveil.errors import ConfigError
 

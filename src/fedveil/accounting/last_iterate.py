@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive, vector
+from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive, vector
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]

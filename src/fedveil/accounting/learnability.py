@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.accounting._check import at_least, non_negative, positive
+from fedveil.accounting._numbers import at_least, non_negative, positive
 from fedveil.accounting.types import Scope, View
 
 Verdict = Literal["yes", "perhaps", "no"]

@@ -1,4 +1,4 @@
-"""Private selection: train K times with K random and secret, release the best run; hyper-parameter search that is paid for.
+"""The cost of a run that was chosen among others: private selection with a random number of tries, or a look at all of them.
 
 Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Two bounds on the best of K tries,
 proved in docs/privacy-theorems.md, "Private selection"; `selection_bound` takes the smaller one.
@@ -20,21 +20,116 @@ show in run time, logs or bills.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal, localcontext
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import accountant
-from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive
-from fedveil.accounting._roots import least_below
-from fedveil.accounting.random_tries import RandomTries
+from fedveil.accounting._numbers import at_least, crossing, least_below, non_negative, numpy_defaults, open_probability, positive
 from fedveil.accounting.subsampled import ORDERS
-from fedveil.accounting.types import Adjacency, Event
+from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
+_CHUNK = 2**14
+_BITS, _DIGITS = 192, 70
+"""Of the uniform number that a draw is made from, and of the sums that it is compared with."""
+
+
+@dataclass(frozen=True)
+class RandomTries:
+    """The truncated negative binomial law of the number of tries K >= 1: eta > -1 and gamma in (0, 1)."""
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not (self.eta > -1 and math.isfinite(self.eta)):
+            raise ConfigError(f"eta must be finite and > -1, got {self.eta}")
+        open_probability("gamma", self.gamma)
+
+    @property
+    def mean(self) -> float:
+        """E[K]: eta (1/gamma - 1) / (1 - gamma^eta), and (1/gamma - 1) / ln(1/gamma) for eta = 0."""
+        log = -math.log(self.gamma)
+        rest = log if abs(self.eta) * log < 1e-12 else -math.expm1(-self.eta * log) / self.eta
+        return math.expm1(log) / rest
+
+    def probability_of(self, tries: int) -> float:
+        """P(K = tries), tries >= 1."""
+        tries = at_least("tries", tries, 1)
+        return float(np.prod(self._ratios(np.arange(1, tries, dtype=np.float64)))) * self._first()
+
+    @numpy_defaults
+    def tail(self, most: int) -> float:
+        """P(K > most), most >= 0, rounded up."""
+        most, term, below = at_least("most", most, 0), self._first(), 0.0
+        for start in range(1, most + 1, _CHUNK):
+            products = np.cumprod(self._ratios(np.arange(start, min(start + _CHUNK, most + 1), dtype=np.float64)))
+            below += term * float(1 + products[:-1].sum())
+            term *= float(products[-1])
+        if below < 1 - 1e-4:
+            return min(1.0, 1 - below + 1e-12)
+        above, k = 0.0, most + 1
+        while term > 0:  # from here on each ratio is at most the larger of the first one and 1 - gamma
+            products = np.cumprod(self._ratios(np.arange(k, k + _CHUNK, dtype=np.float64)))
+            above += term * float(1 + products[:-1].sum())
+            term, k = term * float(products[-1]), k + _CHUNK
+            ratio = max(float(self._ratios(np.array([float(k)]))[0]), 1 - self.gamma)
+            if ratio < 1 and term / (1 - ratio) < 1e-13 * above:
+                above += term / (1 - ratio)
+                break
+        return min(1.0, above * (1 + 1e-10))
+
+    def _first(self) -> float:
+        """P(K = 1) = eta (1 - gamma) / (gamma^-eta - 1)."""
+        log = -math.log(self.gamma)
+        rest = log if abs(self.eta) * log < 1e-12 else math.expm1(self.eta * log) / self.eta
+        return -math.expm1(-log) / rest
+
+    def _ratios(self, k: _Array) -> _Array:
+        """P(K = k + 1) / P(K = k) = (1 - gamma) (k + eta) / (k + 1)."""
+        return np.asarray((1 - self.gamma) * (k + self.eta) / (k + 1), dtype=np.float64)
+
+
+def tries_of_mean(eta: float, mean: float) -> RandomTries:
+    """The truncated negative binomial law of a shape and mean.
+
+    Args:
+        eta: > -1; 0 is logarithmic, 1 geometric. Equal means are not equal searches: P(K = 1) grows as eta falls.
+        mean: E[K] > 1.
+    """
+    if not 1 < mean < 1e6:
+        raise ConfigError(f"the mean number of tries must lie between 1 and 1e6, got {mean}")
+
+    def excess(log: float) -> float:
+        return math.log(RandomTries(eta, math.exp(-log)).mean / mean)
+
+    return RandomTries(eta, math.exp(-crossing(excess, 1e-9, 600.0 / max(1.0, abs(eta)))))
+
+
+def draw(law: RandomTries, random_bits: Callable[[int], int] = secrets.randbits) -> int:
+    """A number of tries K >= 1 by inversion of the distribution function; its law is within total variation 1e-50.
+
+    Args:
+        random_bits: a uniform number of so many bits; by default from the operating system, and so secret.
+    """
+    with localcontext(prec=_DIGITS):
+        eta, gamma = Decimal(law.eta), Decimal(law.gamma)
+        term = eta * (1 - gamma) / (gamma**-eta - 1) if eta else (gamma - 1) / gamma.ln()
+        left, tries = Decimal(random_bits(_BITS)) / Decimal(2) ** _BITS, 1
+        while left >= term:
+            left -= term
+            term *= (1 - gamma) * (tries + eta) / (tries + 1)
+            tries += 1
+    return tries
+
+
 Curve = Callable[[_Array], _Array]
 
 
@@ -198,3 +293,55 @@ def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:
     """
     epsilon = non_negative("epsilon", epsilon)
     return min(1.0, (1 + math.exp(min(epsilon, 700.0))) * law.tail(at_least("most", most, 1)))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a run was chosen among others of equal price.
+
+    Args:
+        runs: the expected number of them, or, without a shape, the number that was looked at.
+        shape: eta > -1 of the truncated negative binomial law of a secret number of runs, of which only the best is released;
+            0 is the logarithmic law. None: all runs were looked at.
+        score_noise: noise multiplier of the private score that each run releases; None where public data score it.
+    """
+
+    runs: float
+    shape: float | None = None
+    score_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            tries_of_mean(self.shape, self.runs)
+        elif self.runs < 1 or self.runs != int(self.runs):
+            raise ConfigError(f"{self.runs:g} runs cannot be looked at: give a whole number of at least 1")
+        if self.score_noise is not None and not 0 < self.score_noise < math.inf:
+            raise ConfigError(f"the noise multiplier of a score must be finite and > 0, got {self.score_noise}")
+
+    @property
+    def law(self) -> RandomTries | None:
+        """Of the secret number of runs."""
+        return None if self.shape is None else tries_of_mean(self.shape, self.runs)
+
+    def releases(self, events: Sequence[Event], adjacency: Adjacency) -> list[Event]:
+        """Everything that one run releases: its events, and the noisy score."""
+        if self.score_noise is None or any(isinstance(event, Unbounded) for event in events):
+            return list(events)
+        return [*events, Gaussian(adjacency.factor / self.score_noise)]
+
+    def bound(self, events: Sequence[Event], delta: float, adjacency: Adjacency) -> tuple[float, str]:
+        """Epsilon at `delta` of the whole search, and its accountant.
+
+        Args:
+            events: all that one run releases.
+        """
+        if any(isinstance(event, Unbounded) for event in events):
+            return math.inf, "none"
+        if (law := self.law) is not None:
+            return selection_bound(law, events, delta, adjacency)
+        return accountant.bound(self.every(events), delta, adjacency=adjacency)
+
+    def every(self, events: Sequence[Event]) -> list[Event]:
+        """The releases of all runs that were looked at, from those of one."""
+        times = int(self.runs)
+        return [event if isinstance(event, Unbounded) else replace(event, count=event.count * times) for event in events]

@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedveil.accounting import pld
-from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive, probability
-from fedveil.accounting._roots import least_below
-from fedveil.accounting.composition import rdp_epsilons
-from fedveil.accounting.gaussian import epsilon_of, log_delta_of
+from fedveil.accounting._numbers import (
+    at_least,
+    least_below,
+    non_negative,
+    numpy_defaults,
+    open_probability,
+    positive,
+    probability,
+)
+from fedveil.accounting.gaussian import epsilon_of, log_delta_of, rdp_epsilons
 from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive, vector
+from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive, vector
 from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
 from fedveil.errors import ConfigError
 

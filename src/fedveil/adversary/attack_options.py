@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from fedveil.attacks.settings import checked
+from fedveil.attacks.attack_registry import checked
 from fedveil.errors import ConfigError, unknown
 
 if TYPE_CHECKING:

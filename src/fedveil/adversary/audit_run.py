@@ -1,4 +1,4 @@
-"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours, and bound epsilon from below."""
+"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours or with canaries."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.accounting.types import Audit, Unbounded, Unit, View
+from fedveil.adversary.snapshot import uncharged
 from fedveil.audit import dp_sgd_audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score, sampled_run
-from fedveil.audit.last_model import audit_last_model
-from fedveil.audit.released_bits import audit_released_bits
-from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.canaries import run_with_canaries
+from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
-from fedveil.audit.training_audit import pairs, training_subject
-from fedveil.audit.two_world import Repeats, many_runs
+from fedveil.audit.training_audit import audit_last_model, pairs, training_subject
+from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
+from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import LocalDpSgd, Plan
-from fedveil.methods.defence import Defence
+from fedveil.methods.gradient_compression import Defence
 from fedveil.methods.run_cost import releases_to
 from fedveil.run.data_card import NOTHING, HandedOver, reopened
 from fedveil.run.resolve import opened, resolve
@@ -29,11 +30,38 @@ from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+    from fedveil.federation.round import Context, Engine
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.run.assembly import Prepared
     from fedveil.run.experiment import Experiment
     from fedveil.statement.statement import Statement
+
+
+def audit_canaries(
+    experiment: Experiment, prepared: Prepared, canaries: int, on_step: Callable[[str], None] | None = None
+) -> list[Audit]:
+    """Train the experiment once with that many of its clients as canaries: estimates for the final and the aggregate view.
+
+    Args:
+        canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
+        on_step: called after each round.
+
+    Raises:
+        ConfigError: see `run_with_canaries`.
+    """
+    job = uncharged(experiment, prepared, experiment.seed)
+    rounds, delta = job.setting.rounds, job.setting.delta
+
+    def make(context: Context) -> Engine:
+        return engine(experiment.engine.name, context, experiment.engine.timeout)
+
+    def on_round(round: int) -> None:
+        if on_step is not None:
+            on_step(f"{canaries} canary clients, round {round} of {rounds}")
+
+    return run_with_canaries(job, make, canaries, np.random.default_rng(experiment.seed), on_round).audits(delta)
+
 
 ROUNDS = 10
 """Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
@@ -67,7 +95,6 @@ class Audits:
 
 
 def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on_step: Step | None) -> list[Audit]:
-    from fedveil.adversary.audit_canaries import audit_canaries
 
     estimates = audit_canaries(experiment, prepared, much.canaries, on_step) if prepared is not None and much.canaries else []
     method, setting, seed = experiment.method, experiment.setting, experiment.seed
@@ -210,7 +237,7 @@ def audit_run(
     from fedveil.configuration.config_files import load_recorded
     from fedveil.run import run_directory as rundir
     from fedveil.run.resume import refuse_earlier
-    from fedveil.statement.statement_json import AUDITS, audits_to_list, read_statement
+    from fedveil.statement.statement_layout import AUDITS, audits_to_list, read_statement
 
     refuse_earlier(run)
     before = read_statement(run)

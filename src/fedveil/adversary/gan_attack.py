@@ -16,11 +16,19 @@ import torch
 
 from fedveil.adversary.attack_options import AttackOptions, AttackOutcome, OnProgress
 from fedveil.attacks import gan
-from fedveil.attacks.features import Fitting, fit, predictions
-from fedveil.attacks.frechet import ClassScores, class_scores, classifier_logits, from_classifier, split_by_class
+from fedveil.attacks.gan import (
+    ClassScores,
+    Fitting,
+    class_scores,
+    classifier_logits,
+    fit,
+    from_classifier,
+    predictions,
+    split_by_class,
+)
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluation import evaluate
 from fedveil.federation.fit import one_round
 from fedveil.models import model_registry as registry
 from fedveil.training.cores import one_thread

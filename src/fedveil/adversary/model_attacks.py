@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedveil.adversary.attack_options import AttackOptions, AttackOutcome, OnProgress
-from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
-from fedveil.attacks.extraction import KnowledgeExtraction
-from fedveil.attacks.features import features
-from fedveil.attacks.simulate import prepared
+from fedveil.attacks.gan import features
+from fedveil.attacks.matching import prepared
+from fedveil.attacks.probes import CIFAR10_ANIMALS, KnowledgeExtraction, infer_attribute
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:

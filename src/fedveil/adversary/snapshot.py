@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedveil.attacks.attack_types import Bounds, ModelFn
-from fedveil.attacks.simulate import split
+from fedveil.attacks.matching import split
 from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
@@ -22,12 +22,12 @@ from fedveil.federation.before_round import released
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import Fixed
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.release.noise import Randomness
-from fedveil.release.release_row import NullLedger
+from fedveil.release.release_layout import NullLedger
 from fedveil.run.assembly import Prepared, federation
 from fedveil.run.experiment import Experiment
 from fedveil.run.resume import identity, run_id_of

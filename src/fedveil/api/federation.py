@@ -1,4 +1,4 @@
-"""A federation: what is trained, by which method, under which promise."""
+"""A federation and its comparison with others: what is trained, by which method, under which promise."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedveil.api.run import Run
-from fedveil.api.statement import Statement
-from fedveil.configuration.config import Config, configure
+from fedveil.accounting.types import at_least, at_most
+from fedveil.api.run import History, Run, Statement, open_run
+from fedveil.configuration.config import Config, configure, replace
 from fedveil.configuration.config_files import load_config
-from fedveil.configuration.replace import replace
 from fedveil.configuration.sections import DataSection, Privacy, PublicSection, RunSection, Training
 from fedveil.data.dataset import Dataset
+from fedveil.errors import ConfigError
 from fedveil.methods.base import MethodConfig
 from fedveil.run.data_card import HandedOver
 from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_text import variant_of
 from fedveil.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedveil.data.partition import Partition
+
 
 Sections = Mapping[str, Any]
 
@@ -143,3 +145,57 @@ class Federation:
         config = self.config
         promise = f"epsilon {config.privacy.epsilon:g}" if config.privacy.epsilon is not None else "no target epsilon"
         return f"<fedveil.Federation: {config.method.name}, {config.task.name}, {config.training.rounds} rounds, {promise}>"
+
+
+class Comparison:
+    """Runs side by side; `rows` has a dict for each, `report` writes them as one page."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = tuple(runs)
+
+    @property
+    def rows(self) -> History:
+        """One row a run: method, variant, score, and the three epsilons of the run's own view."""
+        return History([_row(run) for run in self.runs])
+
+    def frame(self) -> Any:
+        """Return the rows as a pandas DataFrame."""
+        return self.rows.frame()
+
+    def report(self, out: str | Path = "report.html") -> Path:
+        """Write the runs as one self-contained HTML page and return its path."""
+        from fedveil.pages.report import write_report
+
+        return write_report([run.path for run in self.runs], out)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row['run']}: " + ", ".join(f"{k} {v}" for k, v in row.items() if k != "run") for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        return self.rows._repr_html_()
+
+
+def compare(runs: Sequence[Run | str | Path]) -> Comparison:
+    """Return runs, or run directories, side by side.
+
+    Raises:
+        ConfigError: no run, or a directory that is none.
+    """
+    if not runs:
+        raise ConfigError("there is nothing to compare: give at least one run")
+    return Comparison([run if isinstance(run, Run) else open_run(run) for run in runs])
+
+
+def _row(run: Run) -> dict[str, Any]:
+    statement = run.privacy
+    claimed, audited = statement.own.claimed, statement.own.audited
+    return {
+        "run": str(run.path),
+        "method": statement.method,
+        "variant": variant_of(statement),
+        "score": run.score,
+        "claimed": None if claimed is None else at_most(claimed.epsilon),
+        "proven": at_most(statement.proven.epsilon),
+        "audited": None if audited is None else at_least(audited.epsilon),
+        "scope": str(statement.scope),
+    }

@@ -1,17 +1,19 @@
-"""A run that was trained: its model, its scores, its privacy, and the checks and attacks that it can be put to."""
+"""A run that was trained: its model, its scores, its privacy statement, and the checks and attacks on it."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
+from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from fedveil import verify
-from fedveil.api.statement import Statement
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_recorded
 from fedveil.configuration.own_model import built
@@ -20,17 +22,57 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.run.data_card import HandedOver, info_of
 from fedveil.run.recorded_run import RunData, read_run
 from fedveil.run.verification import verification
-from fedveil.statement.statement_json import read_statement
+from fedveil.statement import statement as stated
+from fedveil.statement.statement_layout import read_statement
+from fedveil.statement.statement_text import TextSection, TextTable, statement_text, variant_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from fedveil.adversary.attack_kinds import FinishedAttack
+    from fedveil.adversary.attack import FinishedAttack
     from fedveil.adversary.replay import Replayed
     from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+
+
+class Statement(stated.Statement):
+    """A privacy statement: `print` shows what `fedveil certify` prints, a notebook shows the same as HTML."""
+
+    @classmethod
+    def of(cls, statement: stated.Statement) -> Statement:
+        """Return the same statement."""
+        return cls(**{field.name: getattr(statement, field.name) for field in fields(statement)})
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from fedveil.statement.statement_layout import render
+
+        console = Console(file=(text := StringIO()), width=100)
+        render(self, console)
+        return text.getvalue().strip("\n")
+
+    def _repr_html_(self) -> str:
+        head = f"<h3>Privacy statement: {escape(self.method)} ({escape(variant_of(self))})</h3>"
+        return head + "".join(map(_section, statement_text(self).values()))
+
+
+def _section(section: TextSection) -> str:
+    title = f"<h4>{escape(section.title)}</h4>" if section.title else ""
+    lines = "".join(f"<p>{escape(text)}</p>" for text in (*section.paragraphs, section.lead) if text)
+    items = "".join(
+        f"<li>{escape(item.text)}{f' <small>({escape(item.why)})</small>' * bool(item.why)}</li>" for item in section.items
+    )
+    return title + lines + (_table(section.table) if section.table else "") + (f"<ul>{items}</ul>" if items else "")
+
+
+def _table(table: TextTable) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in table.headings)
+    cells = ("".join(f"<td>{escape(' '.join(filter(None, (c.badge, c.text, c.note))))}</td>" for c in row) for row in table.rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
 
 _BATCH = 1024
 
@@ -186,7 +228,7 @@ class Run:
             what: the main metric, `loss`, `noise`, `clip`, or columns of the history; an overview if left out.
             out: .png, .svg or .pdf; in the run directory if left out.
         """
-        from fedveil.pages.figures.run_figures import plot_run
+        from fedveil.pages.figures import plot_run
 
         return plot_run(self.path, [what] if isinstance(what, str) else what, out)
 
@@ -206,7 +248,7 @@ class Run:
         Args:
             kind: an unknown name lists them. options: as `fedveil attack` has them: images, batch, restarts, steps, seed, round.
         """
-        from fedveil.adversary.attack_kinds import attack
+        from fedveil.adversary.attack import attack
         from fedveil.adversary.attack_options import AttackOptions
 
         return attack(self.path, kind, AttackOptions(**options), out=out, handed_over=self._handed_over)
@@ -241,7 +283,7 @@ class Run:
 
     @property
     def _summary(self) -> str:
-        from fedveil.accounting.formatting import at_most
+        from fedveil.accounting.types import at_most
 
         main, rows = self._read.declared.main, self._read.history
         values = [row[main.name] for row in rows if row.get(main.name) is not None]

@@ -12,10 +12,7 @@ from fedveil.attacks.attack_types import (
     KnownTraining,
     Reconstruction,
 )
-from fedveil.attacks.attempt import Attack
-from fedveil.attacks.dlg import DLG, IDLG
-from fedveil.attacks.gradinversion import GradInversion
-from fedveil.attacks.inverting import IG
+from fedveil.attacks.reconstruction import DLG, IDLG, IG, Attack, GradInversion
 
 __all__ = [
     "ATTACKS",

@@ -1,4 +1,8 @@
-"""A generative adversarial network trained by a curious client on the global models it is sent (LaDP-FL, section VII-C).
+"""A generative adversarial network trained by a curious client, and how near its images come to a class.
+
+A Frechet distance depends on its feature extractor, so every score carries the extractor's name ("FD-<name>"). It is the
+Frechet Inception Distance only if the extractor is that Inception network, which is not shipped here. Scores grow as n falls:
+they are always taken at equal n and printed beside a floor of the same source.
 
 The attacker does its federated duty unchanged; beside it, each round it takes the body and class head of the global model as
 a fixed feature extractor and trains its own real/fake head and a class-conditional generator. What it obtains is a prototype
@@ -8,17 +12,167 @@ of a class it has never seen, not a record: classes it owns itself are the contr
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.linalg import eigh
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.attacks.attack_types import Bounds, ModelFn
-from fedveil.attacks.features import classifier_of, penultimate
-from fedveil.attacks.simulate import prepared
+from fedveil.attacks.matching import prepared
 from fedveil.errors import ConfigError
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+def classifier_of(module: nn.Module) -> nn.Linear:
+    """The last linear layer."""
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        raise ConfigError("the model has no linear layer, so it has no penultimate features")
+    return layers[-1]
+
+
+def penultimate(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Input of the last linear layer (n, features), and the logits (n, classes), differentiable in x."""
+    caught: list[Tensor] = []
+    hook = classifier_of(module).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    try:
+        logits: Tensor = module(x)
+    finally:
+        hook.remove()
+    return caught[-1], logits
+
+
+def features(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
+    """Penultimate features of many examples, without gradients, in evaluation mode (n, features)."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([penultimate(module, part)[0] for part in torch.split(x, batch)])
+
+
+def predictions(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
+    """Logits of many examples, without gradients, in evaluation mode (n, classes)."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([module(part) for part in torch.split(x, batch)])
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How an attacker trains a model: by Adam, for so many epochs at most; `stop(epoch)` after each may end it."""
+
+    epochs: int
+    loss: LossFn = F.cross_entropy
+    lr: float = 1e-3
+    batch: int = 64
+    stop: Callable[[int], bool] | None = None
+
+
+def fit(module: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator, how: Fitting) -> int:
+    """Train an attacker's model in place on (x, y). Returns the epochs run."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=how.lr)
+    for epoch in range(1, how.epochs + 1):
+        module.train()
+        for chosen in torch.split(torch.randperm(len(x), generator=rng), how.batch):
+            optimizer.zero_grad()
+            how.loss(module(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if how.stop is not None and how.stop(epoch):
+            return epoch
+    return how.epochs
+
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A named feature function: images in [0, 1], (n, *shape), to features (n, k)."""
+
+    name: str
+    features: Callable[[Tensor], Tensor]
+
+
+def from_classifier(name: str, module: nn.Module, to_inputs: Callable[[Tensor], Tensor] = lambda images: images) -> Extractor:
+    """The penultimate features of a classifier; `to_inputs` turns images into its inputs."""
+    return Extractor(name, lambda images: features(module, to_inputs(images)))
+
+
+def frechet_distance(a: Tensor, b: Tensor) -> float:
+    """|mean_a - mean_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)) of two feature sets (n, k), with unbiased covariances S.
+
+    The trace of the root is the sum of the roots of the eigenvalues of S_a^(1/2) S_b S_a^(1/2).
+    """
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
+        raise ConfigError(f"feature sets need shape (n >= 2, k) with one k, got {tuple(a.shape)} and {tuple(b.shape)}")
+    first, second = a.double().numpy(), b.double().numpy()
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ConfigError("features must be finite")
+    cov_a, cov_b = np.atleast_2d(np.cov(first.T)), np.atleast_2d(np.cov(second.T))
+    values, vectors = eigh(cov_a)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    cross = np.sqrt(eigh(root @ cov_b @ root, eigvals_only=True).clip(0)).sum()
+    shift = first.mean(0) - second.mean(0)
+    return float(shift @ shift + np.trace(cov_a) + np.trace(cov_b) - 2 * cross)
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Generated images of one class. metric: "FD-<extractor>".
+
+    distance: to real images of the class. same_source: between two disjoint halves of the real ones (the best possible).
+    other_class: from real images of other classes to the class. class_rate: share that an independent classifier takes for
+    the class. All at the same n per side.
+    """
+
+    metric: str
+    distance: float
+    same_source: float
+    other_class: float
+    class_rate: float
+    n: int
+
+
+def class_scores(
+    generated: Tensor, real: Tensor, others: Tensor, label: int, extractor: Extractor, logits: Callable[[Tensor], Tensor]
+) -> ClassScores:
+    """Score generated images of class `label`; all images (n, *shape) in [0, 1].
+
+    real: real images of the class, at least 4. others: real images of other classes. logits: an independent classifier.
+    """
+    n = min(len(generated), len(real) // 2, len(others))
+    if n < 2:
+        raise ConfigError(
+            f"scores need at least 2 generated, 4 real and 2 other images, got {len(generated)}, {len(real)}, {len(others)}"
+        )
+    found = extractor.features
+    first, second = found(real[:n]), found(real[n : 2 * n])
+    return ClassScores(
+        metric=f"FD-{extractor.name}",
+        distance=frechet_distance(found(generated[:n]), first),
+        same_source=frechet_distance(second, first),
+        other_class=frechet_distance(found(others[:n]), first),
+        class_rate=float((logits(generated[:n]).argmax(1) == label).double().mean()),
+        n=n,
+    )
+
+
+def classifier_logits(
+    module: nn.Module, to_inputs: Callable[[Tensor], Tensor] = lambda images: images
+) -> Callable[[Tensor], Tensor]:
+    """A classifier as a function of images in [0, 1]."""
+    return lambda images: predictions(module, to_inputs(images))
+
+
+def split_by_class(images: Tensor, labels: Tensor, label: int) -> tuple[Tensor, Tensor]:
+    """Images of the class, and all others."""
+    of_class: Tensor = torch.eq(labels, label)
+    return images[of_class], images[~of_class]
 
 
 @dataclass(frozen=True)

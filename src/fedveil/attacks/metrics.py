@@ -1,4 +1,4 @@
-"""How near a reconstruction came, with one convention each.
+"""The distance of a reconstruction from the original, in numbers and as a picture.
 
 Images are (n, channels, height, width) in [0, 1]; every score is per image, (n,). SSIM is the one of Wang et al. 2004:
 Gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, population covariance, per channel, border of 5 pixels left out. It equals
@@ -7,7 +7,9 @@ scikit-image's structural_similarity(gaussian_weights=True, sigma=1.5, use_sampl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedveil.drawing.picture_rows import save_rows
 from fedveil.errors import ConfigError
 
 PSNR_CAP = 120.0
@@ -127,3 +130,28 @@ def _check(images: Tensor, truth: Tensor) -> None:
     for name, value in (("images", images), ("originals", truth)):
         if not bool(((value >= 0) & (value <= 1)).all()):
             raise ConfigError(f"{name} must lie in [0, 1]; use Bounds.images (clamps a diverged reconstruction)")
+
+
+def save_comparison(
+    path: str | Path, originals: Tensor, rows: Sequence[tuple[str, Tensor]], title: str = "", paired: bool = True
+) -> Path:
+    """Save a picture: the originals on top, one row per reconstruction below, each with its PSNR in dB, and SSIM from 11 pixels.
+
+    originals and every row's images: (n, 1 or 3, height, width) in [0, 1]. path: ends in .png, .pdf or .svg.
+    paired: whether an image stands for the original above it; else it has no scores.
+    Raises ConfigError for images that cannot be shown.
+    """
+    if originals.ndim != 4 or originals.shape[1] not in (1, 3) or not rows:
+        raise ConfigError(f"a picture needs images (n, 1 or 3, height, width) and one row, got {tuple(originals.shape)}")
+    drawn = []
+    for name, images in [("original" if paired else "real", originals), *rows]:
+        captions = _captions(images, originals) if paired and images is not originals else [""] * len(originals)
+        drawn.append((name, images.permute(0, 2, 3, 1).numpy(), captions))
+    return save_rows(Path(path), drawn, title)
+
+
+def _captions(images: Tensor, originals: Tensor) -> list[str]:
+    scores = score(images, originals)
+    if scores.ssim is None:
+        return [f"{p:.1f} dB" for p in scores.psnr]
+    return [f"{p:.1f} dB, {s:.2f}" for p, s in zip(scores.psnr, scores.ssim, strict=True)]

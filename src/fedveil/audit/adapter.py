@@ -7,33 +7,71 @@ come first, so that adaptive clips and masks are at work. Nothing is charged to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
 from fedveil.mechanism.cost import active_layers, per_layer, plan_mu
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.mechanism.plan import Plan, Raw, Released
 from fedveil.mechanism.plan import Upload as Release
-from fedveil.methods.planner import Planner
-from fedveil.release.bare_release import clipped
+from fedveil.methods.run_cost import Planner
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.release_row import NullLedger
-from fedveil.training.params import Layout
+from fedveil.release.release_layout import NullLedger
+from fedveil.release.sealed import clipped
+from fedveil.training.local import BatchGradient, Local, clip_
+from fedveil.training.params import FlatModel, Layout
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.training.local import State
+
+
+_MARGIN = 1e6
+"""Far beyond any |<w, x>|: the cross-entropy of logits (<w, x> - margin, 0) at label 0 is margin - <w, x> in float32."""
+
+
+class _Linear(nn.Module):
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, 2] of examples [n, d] whose cross-entropy at label 0 has the gradient -x."""
+        score = x @ torch.cat([p.reshape(-1) for p in self.parameters()]) - _MARGIN
+        return torch.stack([score, torch.zeros_like(score)], dim=1)
+
+
+def linear_model(layout: Layout) -> FlatModel:
+    """A network with this layout; at label 0 the cross-entropy of example x [d] has the gradient -x."""
+    return FlatModel(_Linear(layout), built_in=True)
+
+
+@dataclass(frozen=True)
+class LinearLoss:
+    """The gradient source of linear losses: the mean of a batch's examples [n, d], clipped to V where asked."""
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Write the mean gradient of the batch; the loss is its inner product with the model."""
+        local.model.grad.copy_(x.mean(0))
+        loss = local.model.grad @ local.model.vector
+        if local.spec.batch_clip is not None:
+            clip_(local.model.grad, local.spec.batch_clip)
+        return loss
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return BatchGradient().batches(local, x, y)
+
 
 WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""

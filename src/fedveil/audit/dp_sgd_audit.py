@@ -18,10 +18,8 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian
-from fedveil.audit.adapter import Case, first_plan
-from fedveil.audit.intervals import check_level
-from fedveil.audit.linear import linear_model
-from fedveil.audit.one_run import (
+from fedveil.audit.adapter import Case, first_plan, linear_model
+from fedveil.audit.canaries import (
     Guesses,
     audit_one_run,
     audit_one_run_gdp,
@@ -31,9 +29,8 @@ from fedveil.audit.one_run import (
     mu_bound,
     symmetric_grid,
 )
-from fedveil.audit.sampled_curve import many_sampled_runs
-from fedveil.audit.subject import Floats
-from fedveil.audit.two_world import Repeats, many_runs
+from fedveil.audit.subject import Floats, check_level
+from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.mechanism.plan import DpSgd, LocalDpSgd

@@ -1,8 +1,16 @@
-"""Methods whose clip and noise act inside local training, or follow the private update: audited through the real objective.
+"""Audits through real training: clip and noise inside local training, whole runs by their last model, coupled runs.
 
 The neighbours are two small data sets with linear losses <w, x>: all examples but one have the gradient `common`, the last one
 has a gradient of its own in each world (at client level: all of them have). Everything from the training loop to the door is the
 method's own code. Several consecutive rounds of the client are one subject, since its private state carries over.
+
+The client's whole data are swapped, and the noise of world 1 is chosen such that it releases in every round what world 0
+released. A support that is a function of earlier releases is then the same in both worlds, and so is post-processing of them;
+one that reads raw values is not.
+
+One client drives the model along a fixed direction as far as its clip allows, or the other way (replace-one), or not at all
+(zero-out); all others add noise only. For local SGD on clipped gradients that is a loss linear in the model, which is L-smooth
+for every L. Policy, door, aggregation and the server's optimiser are the run's own.
 """
 
 from __future__ import annotations
@@ -11,17 +19,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.audit.adapter import Case
-from fedveil.audit.linear import LinearLoss, linear_model
+from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
+from fedveil.audit.adapter import Case, LinearLoss, first_plan, gaussian_run, linear_model, worst_pair
+from fedveil.audit.single_upload import FALSE_CONSTANT, structural
 from fedveil.audit.subject import Floats, Output, Subject
-from fedveil.mechanism.plan import Plan, Raw, Released
-from fedveil.release.bare_release import clipped
+from fedveil.audit.two_world import Repeats, many_runs
+from fedveil.errors import ConfigError
+from fedveil.federation.round import observed
+from fedveil.federation.server import server_step
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released
+from fedveil.methods.method import Mean
+from fedveil.release.sealed import clipped
 from fedveil.training.local import Client, Local, State, train
 from fedveil.training.params import FlatModel, Layout
 
@@ -184,3 +198,145 @@ def _by_layer(noise: Floats, layout: Layout, rounds: int) -> Floats:
         if noisy.any():
             part[noisy] = np.sqrt(np.mean(part[noisy] ** 2))
     return out
+
+
+@dataclass(frozen=True)
+class Support:
+    """One round of two coupled worlds.
+
+    sent: coordinates that world 0 sent. differs: coordinates that only one of the worlds sent. gap: largest difference of what
+    both released, relative to the largest value: rounding, where the coupling worked.
+    """
+
+    sent: int
+    differs: int
+    gap: float
+
+
+def supports_given_releases(trainer: Trainer, rng: np.random.Generator) -> list[Support]:
+    """The supports of every round in two worlds that released the same values until then.
+
+    Args:
+        trainer: rounds of a client at client level, whose method draws its noise once a round. rng: source of the noise.
+
+    Raises:
+        ConfigError: the method draws noise more than once a round, or protects records.
+    """
+    if trainer.case.setting.scope.unit is not Unit.CLIENT:
+        raise ConfigError("worlds are coupled at client level, where the whole data are swapped: set privacy.unit = 'client'")
+    d = len(trainer.case.model)
+    private: list[State] = [{}, {}]
+    found = []
+    for t in range(trainer.rounds):
+        drawn = torch.from_numpy(rng.standard_normal(d)).float()
+        first, after = _round(trainer, 0, t, private[0], drawn)
+        still, _ = _round(trainer, 1, t, private[1], torch.zeros(d))
+        one, _ = _round(trainer, 1, t, private[1], torch.ones(d))
+        std = one - still
+        needed = torch.where(std > 0, (first - still) / std.where(std > 0, torch.ones(())), torch.zeros(()))
+        second, again = _round(trainer, 1, t, private[1], needed)
+        sent = [_support(trainer, vector, t) for vector in (first, second)]
+        both = sent[0] & sent[1]
+        gap = float(((first - second).abs() * both).max() / first.abs().max())
+        found.append(Support(int(sent[0].sum()), int((sent[0] ^ sent[1]).sum()), gap))
+        private = [after, again]
+    return found
+
+
+def _round(trainer: Trainer, world: int, round: int, private: State, noise: Tensor) -> tuple[Tensor, State]:
+    once = _once(noise)
+    return trainer.train(trainer.neighbours.own[world], trainer.neighbours.common, round, private, once)
+
+
+def _once(noise: Tensor) -> Callable[[int], Tensor]:
+    left = [noise]
+
+    def draw(n: int) -> Tensor:
+        if not left or n != len(noise):
+            raise ConfigError("coupled worlds need a method that draws noise for the whole update, once a round")
+        return left.pop()
+
+    return draw
+
+
+def _support(trainer: Trainer, update: Tensor, round: int) -> Tensor:
+    policy = trainer.case.policy
+    plan = policy.plan(Released(round, trainer.case.model, None, 0.5), policy.start())
+    made = plan.make(update) if isinstance(plan, Raw) else plan
+    assert isinstance(made, Plan)
+    return torch.ones(len(update), dtype=torch.bool) if made.support is None else made.support
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Whole runs of a case whose plans do not read the data; one client takes part in the last rounds it may be in."""
+
+    case: Case
+    pair: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def of(cls, case: Case) -> Runs:
+        """The runs of the pair that is worst for the first round's plan."""
+        plan = first_plan(case)
+        if not isinstance(plan, Plan) or isinstance(plan, LocalDpSgd) or not case.summed:
+            raise ConfigError(
+                "whole runs are audited where plans do not read the data, noise is at the door and updates are summed"
+            )
+        return cls(case, worst_pair(plan, case))
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the last model is Gaussian with the same covariance in both worlds."""
+        s, rng = self.case.setting, np.random.default_rng(0)
+        linear = s.server.name == "sgd" and type(self.case.method.server(s)) is Mean
+        return linear and gaussian_run(self.case, min(s.rounds, 10), rng)
+
+    def last(self, world: int, rng: np.random.Generator, /) -> torch.Tensor:
+        """The last model [d] of one run."""
+        case, s = self.case, self.case.setting
+        state, served, previous = case.policy.start(), dict[str, Any](), None
+        vector, server = case.model.clone(), s.server.build()
+        for t in range(s.rounds):
+            model = vector.clone()
+            released = Released(t, model, previous, 0.5)
+            plan = case.policy.plan(released, state)
+            joins = t >= s.rounds - s.participations and case.joins(rng)
+            update = self.pair[world] if joins else torch.zeros_like(model)
+            release = case.release(update, plan, t, rng, denominator=s.cohort)
+            state = case.policy.observe(state, observed(release, released))
+            served, step = server_step(case.method, s, served, [release], model)
+            server.step(vector, -step)
+            previous = model
+        return vector
+
+    def score(self) -> Callable[[int, np.random.Generator], float]:
+        """(world, rng) -> how far the last model lies along the difference of the worlds."""
+        direction = (self.pair[1] - self.pair[0]).double()
+
+        def run(world: int, rng: np.random.Generator, /) -> float:
+            return float((self.last(world, rng).double() - self.case.model) @ direction)
+
+        return run
+
+
+def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
+    """A lower bound for an adversary who sees the last model and nothing else.
+
+    Args:
+        case: of a run in the final view. rng: source of all randomness.
+        n: tested runs per world. delta, alpha: of the test.
+    """
+    runs, scope = Runs.of(case), case.setting.scope
+
+    def vector(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(_numbers(runs.last(world, rng)))
+
+    structure = structural(vector, rng, confirm=min(n, 100))
+    if structure.leak:
+        return Audit(float("inf"), delta, scope, "last model, structural", 1 - FALSE_CONSTANT, 200, note=str(structure))
+    note = f"last model of {case.setting.rounds} rounds, driven along one direction, d = {case.setting.layout.dimension}"
+    return many_runs(runs.score(), scope, rng, Repeats.of(n, delta, alpha), gaussian=runs.gaussian, note=note)
+
+
+def _numbers(model: torch.Tensor) -> Floats:
+    return np.asarray(model.numpy(), dtype=np.float64)

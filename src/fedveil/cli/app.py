@@ -1,31 +1,77 @@
-"""The command line: commands and progress, nothing else."""
+"""The command line: its commands, and output that nobody need read to the end."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
 from fedveil.cli import (
     budget_commands,
-    data_commands,
     machine_commands,
     network_commands,
     privacy_commands,
     run_commands,
     study_commands,
-    verify_commands,
     view_commands,
 )
-from fedveil.cli.command_options import flag
-from fedveil.cli.completion import whole_words
-from fedveil.cli.patient_stream import patient, standard_descriptors
+from fedveil.cli.command_options import flag, whole_words
 from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
+
+
+def patient(stream: TextIO | None) -> TextIO:
+    """The stream, made to outlive its reader and to write what its encoding lacks as a question mark; none was closed before."""
+    if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
+        stream.reconfigure(errors="replace")
+    return cast(TextIO, _Patient(stream or open(os.devnull, "w", encoding="utf-8")))
+
+
+def standard_descriptors() -> None:
+    """Open those of input, output and errors that were closed (`>&-`): the next file opened would get their text."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+class _Patient:
+    """A stream that goes on silently once its reader has gone, as after `fedveil run ... | head -1`: a run must not end by it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        """Write, or drop what nobody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._to_nobody()
+            return len(text)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "what this program prints") from None
+
+    def flush(self) -> None:
+        """Flush, or drop what nobody reads."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._to_nobody()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "what this program prints") from None
+
+    def _to_nobody(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
 
@@ -55,13 +101,13 @@ GROUPS = (
     network_commands,
     study_commands,
     privacy_commands,
-    verify_commands,
+    view_commands,
     view_commands,
     machine_commands,
 )
 for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
-app.add_typer(data_commands.data_app, name="data")
+app.add_typer(machine_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
 app.add_typer(network_commands.net_app, name="net")
 

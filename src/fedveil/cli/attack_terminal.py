@@ -1,4 +1,4 @@
-"""An attack in the terminal: progress while it runs, then figures, floors, what the attacker knew, and where the files lie."""
+"""Attacks, audits and replays in the terminal: progress, then results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.adversary.attack_kinds import FinishedAttack, attack
+from fedveil.adversary.attack import FinishedAttack, attack
 from fedveil.adversary.attack_options import AttackOptions
+from fedveil.adversary.audit_run import audit_config, audit_run
+from fedveil.adversary.replay import Replayed, replay
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
+from fedveil.errors import ConfigError
+from fedveil.statement.statement import Statement
 
 
 class _Speed(ProgressColumn):
@@ -51,7 +68,7 @@ def attack_with_progress(
         return attack(target, kind, options, overrides=overrides, out=out, on_progress=on_progress)
 
 
-def render(found: FinishedAttack, console: Console) -> None:
+def render_attack(found: FinishedAttack, console: Console) -> None:
     """Figures, assumptions and files of a finished attack."""
     table = Table(title=f"Attack {found.kind}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in found.outcome.figures.items():
@@ -63,3 +80,52 @@ def render(found: FinishedAttack, console: Console) -> None:
     console.print()
     for file in found.files:
         console.print(str(file), highlight=False, soft_wrap=True)
+
+
+def audit_with_progress(
+    target: Path, overrides: Sequence[str], n: int, confidence: float, canaries: int = 0, *, quiet: bool = False
+) -> Statement:
+    """Audit a configuration file, or a run directory whose statement is then written anew; shows on stderr what is attacked.
+
+    Raises:
+        ConfigError: overrides for a run, whose configuration is fixed.
+    """
+    if target.is_dir() and overrides:
+        raise ConfigError("--set does not go with a run directory: a run is audited as it was configured")
+    columns = SpinnerColumn(), TextColumn("auditing: {task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("preparing", total=None)
+
+        def on_step(what: str) -> None:
+            progress.update(task, description=what)
+
+        if target.is_dir():
+            return audit_run(target, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+        return audit_config(load_config(target, overrides), n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+
+
+def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: bool = False) -> Replayed:
+    """Replay a configuration; shows on stderr which data are played."""
+    columns = TextColumn("replaying: {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        task = progress.add_task("preparing", total=None)
+
+        def on_world(number: int, worlds: int, name: str) -> None:
+            progress.update(task, description=name, completed=number, total=worlds)
+
+        return replay(config, rounds=rounds, engine=engine, on_world=on_world)
+
+
+def render_replay(found: Replayed, console: Console) -> None:
+    """What was played, and each check with what it found."""
+    console.print(f"{found.method}, {found.scope}: {found.rounds} rounds, and again with these releases on neighbouring data:")
+    for world in found.worlds:
+        console.print(f"  {escape(world)}")
+    width = max(len(check.check) for check in found.checks)
+    for check in found.checks:
+        result = f"[red]{escape(check.finding)}[/red]" if check.finding else f"{check.holds} ({check.compared})"
+        console.print(f"{check.check:<{width}}  {result}", soft_wrap=True, highlight=False)
+    if found.findings:
+        console.print(f"{len(found.findings)} of {len(found.checks)} checks failed: the guarantee does not hold", style="red")
+    else:
+        console.print("nothing was found that depends on private data by another way than the noisy numbers")

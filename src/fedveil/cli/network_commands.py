@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.accounting.formatting import at_most
+from fedveil.accounting.types import at_most
 from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def init(
 @net_app.command()
 def key(name: Annotated[Path, typer.Argument(help="File for the private key; the public one gets the ending .pub.")]) -> None:
     """Make a client's pair of keys, on the client's machine."""
-    from fedveil.network.certificates import make_client_key
+    from fedveil.network.network_folder import make_client_key
 
     make_client_key(name)
     typer.echo(f"key: {name} (it stays here; send {name}.pub to the server's operator)")

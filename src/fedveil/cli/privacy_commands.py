@@ -33,7 +33,7 @@ def plan(
     config: OptionalConfig = None, preset: Preset = None, overrides: Overrides = None, trust_plugins: TrustPlugins = False
 ) -> None:
     """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
-    from fedveil.cli.plan_terminal import print_plan
+    from fedveil.cli.privacy_terminal import print_plan
     from fedveil.statement.planner import plan_table
 
     print_plan(plan_table(configuration(config, preset, overrides, trust_plugins)))
@@ -51,9 +51,9 @@ def certify(
     institution: ForInstitution = None,
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
-    from fedveil.cli.institution_output import check_alone, print_for_institution
+    from fedveil.cli.privacy_terminal import check_alone, print_for_institution
     from fedveil.statement.certify import certify_config
-    from fedveil.statement.statement_json import read_statement
+    from fedveil.statement.statement_layout import read_statement
 
     check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
@@ -63,10 +63,8 @@ def certify(
             return
         _print_statement(statement, as_json, markdown)
         return
-    from fedveil.cli.reading_progress import reading_progress
-    from fedveil.cli.verify_terminal import verification_values
-    from fedveil.run.verification import verification
-    from fedveil.run.verification_text import headline, problems
+    from fedveil.cli.privacy_terminal import reading_progress, verification_values
+    from fedveil.run.verification import headline, problems, verification
 
     with reading_progress() as progress:
         found = verification(config, trust_plugins=trust_plugins, on_step=progress)
@@ -83,8 +81,7 @@ def certify(
 
 
 def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more: Any) -> None:
-    from fedveil.statement.statement_json import to_dict
-    from fedveil.statement.statement_markdown import to_markdown
+    from fedveil.statement.statement_layout import to_dict, to_markdown
 
     if as_json:
         print_json(to_dict(statement) | more)
@@ -93,7 +90,7 @@ def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more
     else:
         from rich.console import Console
 
-        from fedveil.statement.statement_terminal import render
+        from fedveil.statement.statement_layout import render
 
         render(statement, Console())
 
@@ -111,7 +108,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, next to the claimed and proven values."""
-    from fedveil.cli.audit_terminal import audit_with_progress
+    from fedveil.cli.attack_terminal import audit_with_progress
 
     import_trusted(target, trust_plugins)
     statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
@@ -133,7 +130,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Run on the data, then replay the releases on neighbouring data: everything else that is public must be identical."""
-    from fedveil.cli.replay_terminal import render, replay_with_progress
+    from fedveil.cli.attack_terminal import render_replay as render
+    from fedveil.cli.attack_terminal import replay_with_progress
 
     found = replay_with_progress(configuration(config, preset, overrides, trust_plugins), rounds, engine, quiet=as_json)
     if as_json:
@@ -176,7 +174,8 @@ def attack(
 ) -> None:
     """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
     from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
-    from fedveil.cli.attack_terminal import attack_with_progress, render
+    from fedveil.cli.attack_terminal import attack_with_progress
+    from fedveil.cli.attack_terminal import render_attack as render
     from fedveil.run.run_directory import plain
 
     import_trusted(target, trust_plugins)
@@ -195,7 +194,7 @@ def attack(
 @commands.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
     """Show what a run released and what it cost, client by client."""
-    from fedveil.cli.ledger_terminal import render_ledger, totals
+    from fedveil.cli.privacy_terminal import render_ledger, totals
 
     path = run / "ledger.sqlite" if run.is_dir() else run
     if as_json:

@@ -67,7 +67,7 @@ def new(
 @commands.command()
 def demo(out: NewDirectory = None) -> None:
     """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
-    from fedveil.run.demo import demo_config
+    from fedveil.run.new_project import demo_config
 
     _train(demo_config(), out, quiet=False)
 

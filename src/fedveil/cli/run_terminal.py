@@ -18,14 +18,13 @@ from fedveil.errors import FedveilError, one_line
 from fedveil.federation.history import ALL_FAILED
 from fedveil.run.result import Result
 from fedveil.run.run import run
-from fedveil.statement.statement_terminal import render_brief, render_verdict
+from fedveil.statement.statement_layout import render_brief, render_verdict
 from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.federation.history import Row
-    from fedveil.run.tracked_values import Begun
-    from fedveil.run.tracking import Status
+    from fedveil.run.tracking import Begun, Status
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -133,7 +132,7 @@ def _summary(result: Result, console: Console) -> None:
 def _drawn(result: Result) -> list[str]:
     """Draw the curves and write the report; a line for each."""
     # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
-    from fedveil.pages.figures.run_figures import plot_curves
+    from fedveil.pages.figures import plot_curves
     from fedveil.pages.report import write_report
 
     try:

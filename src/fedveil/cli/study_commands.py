@@ -7,8 +7,17 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, flag, print_json
-from fedveil.cli.completion import method_lists
+from fedveil.cli.command_options import (
+    AsJson,
+    OptionalConfig,
+    Overrides,
+    Preset,
+    TrustPlugins,
+    configuration,
+    flag,
+    method_lists,
+    print_json,
+)
 from fedveil.errors import ConfigError
 
 commands = typer.Typer()
@@ -42,8 +51,8 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
-    from fedveil.cli.compare_terminal import compare_with_table, epsilons_of, split_list
-    from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, seeds_from
+    from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
+    from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
 
     shared = configuration(config, preset, overrides, trust_plugins)
     spec = ComparisonSpec(
@@ -77,8 +86,8 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes for the papers' tables and figures, or run one and compare our numbers with theirs."""
-    from fedveil.cli.reproduce_terminal import print_recipes, reproduce_with_progress
-    from fedveil.studies.reproduce.recipe_rows import Scale
+    from fedveil.cli.study_terminal import print_recipes, reproduce_with_progress
+    from fedveil.studies.reproduce.recipe_files import Scale
     from fedveil.studies.reproduce.reproduction import ReproductionSpec
 
     if recipe is None:
@@ -123,11 +132,11 @@ def tune(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Choose settings: on public data at no cost, by private selection, or by looking at runs on the data themselves."""
-    from fedveil.accounting.chosen_run import Selection
-    from fedveil.cli.tune_terminal import look_with_table, search_privately, tune_with_table
+    from fedveil.accounting.selection import Selection
+    from fedveil.cli.study_terminal import look_with_table, search_privately, tune_with_table
     from fedveil.errors import ConfigError
-    from fedveil.studies.tune.private_data import SearchSpec
     from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of
+    from fedveil.studies.tune.search import SearchSpec
 
     if [on is not None, private, unaccounted].count(True) != 1:
         raise ConfigError("say where to tune: --on DATA (public, at no cost), --private (charged) or --unaccounted (composed)")

@@ -1,4 +1,4 @@
-"""Commands that show what is available, and what a run left: methods, models, tasks, report, plot."""
+"""Commands that show, verify and sign what a run left, and list what is available."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.command_options import TrustPlugins, print_table
-from fedveil.cli.completion import method_names
+from fedveil.cli.command_options import AsJson, TrustPlugins, method_names, print_json, print_table
 
 commands = typer.Typer()
 
@@ -21,7 +20,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
-    from fedveil.configuration.presets import names, title
+    from fedveil.configuration.config_files import names, title
     from fedveil.methods.method_registry import METHODS, described
 
     if name is None:
@@ -56,9 +55,9 @@ def report(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Verify runs and write their report: a self-contained page with curves, privacy, fairness, data and settings."""
-    from fedveil.cli.reading_progress import reading_progress
+    from fedveil.cli.privacy_terminal import reading_progress
+    from fedveil.pages.privacy_section import outcome_lines
     from fedveil.pages.report import write_report
-    from fedveil.pages.verification_section import outcome_lines
     from fedveil.run.verification import verification
 
     shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
@@ -87,7 +86,7 @@ def plot(
     ] = None,
 ) -> None:
     """Plot columns of a run's history over its rounds."""
-    from fedveil.pages.figures.run_figures import plot_run
+    from fedveil.pages.figures import plot_run
 
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 
@@ -101,3 +100,51 @@ def publish(
     from fedveil.run.published_copy import publish
 
     typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
+
+
+@commands.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run directory, or a zip of one.")],
+    pin: Annotated[str | None, typer.Option(help="Closing digest that is known from elsewhere: 64 hex digits.")] = None,
+    signers: Annotated[
+        Path | None, typer.Option(help="allowed_signers file of ssh-keygen: whose keys may have signed; needs --identity.")
+    ] = None,
+    identity: Annotated[str | None, typer.Option(help="Who is to have signed, as --signers names that person.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of a client that took part (join --dir): hold its ledger against the run's.")
+    ] = None,
+    trust_plugins: TrustPlugins = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a run that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
+    from rich.console import Console
+
+    from fedveil.cli.privacy_terminal import reading_progress, render_verification, verification_values
+    from fedveil.errors import ConfigError
+    from fedveil.run.verification import Signer, verification
+
+    if (signers is None) != (identity is None):
+        raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
+    signer = None if signers is None or identity is None else Signer(identity, signers)
+    with reading_progress() as progress:
+        found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
+    if against is not None:
+        from fedveil.network.client_ledger import compared
+
+        found = found._replace(findings=(*found.findings, *compared(run, against)))
+    if as_json:
+        print_json({"run": str(run), **verification_values(found)})
+    else:
+        render_verification(run, found, Console())
+    raise typer.Exit(found.exit_status)
+
+
+@commands.command()
+def sign(
+    run: Annotated[Path, typer.Argument(help="Run directory whose ledger is closed.")],
+    key: Annotated[Path, typer.Option(help="SSH key to sign with: the private key, or the .pub of a key in ssh-agent.")],
+) -> None:
+    """Sign the closing digest of a run with an SSH key (ssh-keygen -Y sign, namespace fedveil-run): writes closing.sig."""
+    from fedveil.run.verification import sign_run
+
+    typer.echo(f"signature: {sign_run(run, key)} (checked by fedveil verify {run} --signers FILE --identity NAME)")

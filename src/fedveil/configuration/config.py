@@ -1,16 +1,18 @@
-"""The configuration of a run: a TOML file with the sections data, public, model, task, method, training, privacy, run.
+"""The configuration of a run: a TOML file with a section for each part, and keys of it replaced.
 
 Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import PlainSerializer, PlainValidator, ValidationError, model_validator
 
-from fedveil.configuration.network import Network, network_of
+from fedveil.configuration.model_section import Network, network_of
 from fedveil.configuration.own_model import require_known
 from fedveil.configuration.sections import (
     FREE,
@@ -26,7 +28,6 @@ from fedveil.configuration.sections import (
     method_section_of,
     task_section_of,
 )
-from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, refusal
 from fedveil.methods.base import MethodConfig
@@ -35,6 +36,26 @@ from fedveil.methods.method_registry import METHODS
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+def toml_values(text: str) -> dict[str, Any]:
+    """The values of a text; a number of too many digits and nesting too deep are its errors as well.
+
+    Raises:
+        ConfigError: what is wrong with it, and where.
+    """
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        place = re.search(r"at line (\d+)", str(error))
+        line = text.splitlines()[int(place[1]) - 1 :][:1] if place else []
+        escape = r"; in double quotes a backslash begins an escape: write paths in single quotes, or with /"
+        raise ConfigError(f"{error}{escape if line and chr(92) in line[0] else ''}") from None
+    except RecursionError:
+        raise ConfigError("it is nested too deep") from None
 
 
 class Config(Section):
@@ -158,3 +179,42 @@ def require_known_names(config: Config) -> None:
         TASKS.find(config.task.name)
     if config.data.source is None and not config.data.handed_over:
         CATALOGUE.find(config.data.name)
+
+
+def replace(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A copy of the configuration with some keys changed, checked as a whole.
+
+    Args:
+        changes: the new values by key, such as {"privacy.epsilon": 4.0}, or by section, such as {"method": fv.DPFedAvg(clip=1)}.
+
+    Raises:
+        ConfigError: a key that there is not, an impossible value, or one that does not fit the others.
+    """
+    sections: dict[str, Any] = {name: getattr(config, name) for name in config.model_fields_set}
+    for key, value in changes.items():
+        section, *inner = key.split(".")
+        if section not in Config.model_fields or not all(inner):
+            raise ConfigError(f"{key} is no key of a configuration: its sections are {', '.join(Config.model_fields)}")
+        if not inner:
+            sections[section] = value
+            continue
+        found = sections[section] = _as_keys(sections.get(section, getattr(config, section)))
+        for part in inner[:-1]:
+            found[part] = dict(found.get(part) or {})
+            found = found[part]
+        found[inner[-1]] = value
+    return configure(**{name: given_keys(part) if isinstance(part, MethodConfig) else part for name, part in sections.items()})
+
+
+def _as_keys(section: Any) -> dict[str, Any]:
+    """The keys of a section that were given; a module that a program handed over stays."""
+    if isinstance(section, Network):
+        if section.source is None:
+            return section.section()
+        return {**{key: value for key, value in section.section().items() if key != "name"}, "module": section.source}
+    if isinstance(section, MethodConfig | Task):
+        return given_keys(section)
+    if isinstance(section, Mapping):
+        return dict(section)
+    given: BaseModel = section
+    return given.model_dump(exclude_unset=True)

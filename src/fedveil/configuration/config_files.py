@@ -1,20 +1,116 @@
-"""Configurations from files: their own paths, overrides, and what a run directory recorded; plugins run only when trusted."""
+"""Configurations from files, presets and run directories; recorded plugins run only when they are trusted.
+
+A run directory may come from a stranger, and so may the digest that it records: the digest tells that this is the code of the
+run, and whoever trusts it has read it. It covers the plugin's own file, not what that file imports.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.network import WHOLE, network_of
-from fedveil.configuration.plugins import load_plugins
-from fedveil.configuration.recorded_plugins import check_plugins, is_run
-from fedveil.configuration.toml_text import toml_values
+from fedveil.configuration.config import Config, parse, toml_values
+from fedveil.configuration.model_section import WHOLE, network_of
+from fedveil.configuration.plugins import digests, load_plugins, module_of
 from fedveil.data.own.data_source import PATHS, user_path
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, unknown
+from fedveil.papers.paper_files import paper_files
+
+
+def names(method: str = "*") -> list[str]:
+    """The presets of a method, or all."""
+    return [name for name in paper_files("presets") if method in ("*", name.partition("/")[0])]
+
+
+def path_of(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: unknown; names the nearest.
+    """
+    if name not in names():
+        method = name.partition("/")[0]
+        there = names(method) or names()
+        raise unknown("--preset", name, "preset", there, "`fedveil methods METHOD` lists those of a method")
+    return paper_files("presets")[name]
+
+
+def title(name: str) -> str:
+    """The first sentence of a preset's comment."""
+    head = path_of(name).read_text(encoding="utf-8").split("\n[")[0]
+    comment = [line.lstrip("# ") for line in head.splitlines() if line.startswith("#")]
+    return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
+
+
+_BOTH = "both a configuration file and --preset: give one of them"
+_NEITHER = (
+    "no configuration: give a file (`fedveil new NAME` writes one to start from) or --preset NAME "
+    "(`fedveil methods METHOD` lists them); `fedveil demo` needs neither"
+)
+
+
+def chosen(config: Path | None, preset: str | None) -> Path:
+    """The configuration that a command was given, as a file or as a preset's name.
+
+    Raises:
+        ConfigError: neither or both.
+    """
+    if (config is None) == (preset is None):
+        raise ConfigError(_BOTH if config is not None else _NEITHER)
+    if preset is not None:
+        return path_of(preset)
+    assert config is not None
+    return config
+
+
+_LEFT_BY_RUNS = ("versions.json", "statement.json", "ledger.sqlite")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds what a run leaves: its configuration may be a stranger's."""
+    return any((folder / name).exists() for name in _LEFT_BY_RUNS)
+
+
+def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str = "run.plugins") -> None:
+    """Refuse the plugins of a run directory, named by `key`, unless they are trusted or this process has imported them already.
+
+    Raises:
+        ConfigError: not trusted; or a file that is not there, or has another digest than the recorded one, trusted or not.
+    """
+    recorded, now = _recorded(run), digests(plugins)
+    wrong = [f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins if not _same(plugin, recorded, now)]
+    if wrong:
+        raise ConfigError(
+            f"{key}: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: "
+            f"put the run's own file there, or name another in a configuration of yours"
+        )
+    if not trusted and not all(module_of(plugin) in sys.modules for plugin in plugins):
+        shown = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)
+        raise ConfigError(
+            f"{key}: the run directory {run} names code that would run: {shown}, as recorded. Read it; if you trust it and "
+            f"what it imports, add --trust-plugins"
+        )
+
+
+def _same(plugin: str, recorded: dict[str, str], now: dict[str, str]) -> bool:
+    return recorded.get(f"plugin {module_of(plugin)}") == f"sha256 {now[module_of(plugin)]}"
+
+
+def _recorded(run: Path) -> dict[str, str]:
+    try:
+        found = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+        return {str(name): str(text) for name, text in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"run.plugins: {run / 'versions.json'}, which records the plugins' digests, cannot be read: {error}"
+        ) from None
+
 
 LARGEST = 16 * 2**20
 """Bytes of a configuration that are read: /dev/zero has no end."""

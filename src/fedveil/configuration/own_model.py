@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.network import HANDED_OVER, Network
+from fedveil.configuration.model_section import HANDED_OVER, Network
 from fedveil.configuration.plugins import importable, load_plugins, module_of
 from fedveil.errors import ConfigError, nearest, unknown
 from fedveil.models import model_registry as models
-from fedveil.models.own_models import OWN_MODELS, OwnModel, made
+from fedveil.models.model_registry import OWN_MODELS, OwnModel, made
 from fedveil.models.parts import trained_shapes
 from fedveil.training.cores import process_state
 from fedveil.training.params import Layout
@@ -43,7 +43,7 @@ def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, se
     Raises:
         ConfigError: as `built`.
     """
-    from fedveil.models.frozen_parts import recorded_model
+    from fedveil.models.trainable import recorded_model
 
     return recorded_model(built(replace(network, recorded=None), input_shape, outputs, seed), network.parts)
 
@@ -60,7 +60,7 @@ def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: in
     """
     from torch.nn import Module
 
-    from fedveil.models.frozen_parts import check_recorded, choose_parts, recorded_model
+    from fedveil.models.trainable import check_recorded, choose_parts, recorded_model
 
     module = _module(network, input_shape, outputs, seed)
     if network.plain and network.recorded is None:
@@ -77,7 +77,7 @@ def _module(network: Network, input_shape: tuple[int, ...], outputs: int, seed: 
         return models.build(network.name, input_shape, outputs, seed, **dict(network.options))
     from torch.nn import Module
 
-    from fedveil.models.module_checks import own_copy
+    from fedveil.models.trainable import own_copy
 
     if isinstance(network.source, Module):
         return own_copy(network.source)

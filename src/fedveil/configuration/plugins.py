@@ -1,4 +1,4 @@
-"""Methods and data sets of one's own: Python modules that a configuration names in `run.plugins`.
+"""User-defined methods, data sets and input features: Python modules that a configuration names.
 
 A plugin registers what it brings when it is imported. It is imported when a method or a data set is looked up, not when a
 configuration is read: reading a run directory runs no code.
@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
+from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError
+from fedveil.data.features import FEATURES, FeatureMap
+from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError, nearest
+
+if TYPE_CHECKING:
+    from fedveil.configuration.sections import DataSection, PublicSection
 
 
 def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
@@ -133,3 +138,31 @@ def _described(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError | ModuleNotFoundError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{place}"
+
+
+def feature_map(data: DataSection, public: PublicSection) -> FeatureMap | None:
+    """What makes the features, or None where examples are learned from as they are; a function of one's own is imported.
+
+    Raises:
+        ConfigError: unknown name, or an import path at which there is no function.
+    """
+    if data.features is None:
+        if public.data:
+            raise ConfigError("public.data whitens features, and there are none: set data.features, such as 'oriented-gradients'")
+        return None
+    make = _own(data.features, data.code) if data.code else FEATURES.get(data.features)
+    if make is None:
+        raise ConfigError(
+            f"data.features = {data.features!r}: unknown features{nearest(data.features, FEATURES)}; there are "
+            f"{', '.join(FEATURES)}; a function of your own needs an import path such as 'features.py:edges'"
+        )
+    return FeatureMap(data.features, make, public.data, public.components, data.data_dir, data.download)
+
+
+def _own(path: str, code: tuple[str, ...]) -> Any:
+    load_plugins(code, key="data.features")
+    module, attribute = sys.modules[module_of(code[0])], path.rpartition(":")[2]
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ConfigError(f"data.features = {path!r}: {code[0]} has no function {attribute!r}{nearest(attribute, vars(module))}")
+    return found

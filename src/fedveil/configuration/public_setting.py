@@ -13,9 +13,8 @@ from pydantic import BaseModel
 
 from fedveil.accounting.types import Scope, View
 from fedveil.configuration.config import Config
-from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.own_model import as_recorded, layout_of_network
-from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.plugins import feature_map, load_plugins
 from fedveil.configuration.sections import (
     DataSection,
     PluginMethod,

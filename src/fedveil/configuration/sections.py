@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
-from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.selection import Selection
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
-from fedveil.data.features.feature_map import SHAPES
+from fedveil.data.features import SHAPES
 from fedveil.data.own.data_source import DataSource, source_of, whole_path
 from fedveil.errors import ConfigError, nearest
 from fedveil.mechanism.grid import MAX_BITS
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import FinalModel, NoiseCohort
-from fedveil.release.evaluation_counts import EvaluationCounts
+from fedveil.release.release_layout import EvaluationCounts
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule

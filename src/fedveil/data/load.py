@@ -8,14 +8,45 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data import catalogue, remote
+from fedveil.data import catalogue
 from fedveil.data.catalogue import Info
 from fedveil.data.dataset import Array, Dataset, Ints
 from fedveil.data.own.data_source import user_path
-from fedveil.data.sources import digits
-from fedveil.data.sources.raw import RawData
-from fedveil.data.sources.table import FOLDERS, formats
+from fedveil.data.sources import people, pictures, raw
+from fedveil.data.sources.raw import Format, RawData
 from fedveil.errors import DataError
+
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "mnist": ("mnist", "MNIST/raw"),
+    "fashion-mnist": ("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
+    "cifar10": ("cifar10", "cifar-10"),
+    "cifar100": ("cifar100", "cifar-100"),
+    "svhn": ("svhn", "SVHN"),
+    "emnist": ("emnist", "EMNIST/raw"),
+    "femnist": ("femnist", "leaf/data/femnist/data"),
+    "tinyimagenet": ("tinyimagenet", "tiny-imagenet"),
+    "uci-har": ("uci-har", "uci_har"),
+    "harbox": ("harbox", "HARBox"),
+}
+
+_ORIGINALS: dict[str, tuple[Format, ...]] = {
+    "mnist": (pictures.mnist_like(FOLDERS["mnist"]),),
+    "fashion-mnist": (pictures.mnist_like(FOLDERS["fashion-mnist"]),),
+    "cifar10": (raw.coded_cifar10(), pictures.pickled("cifar10", pictures.CIFAR10)),
+    "cifar100": (pictures.pickled("cifar100", pictures.CIFAR100),),
+    "svhn": (pictures.matlab(),),
+    "emnist": (pictures.emnist(),),
+    "femnist": (people.femnist(),),
+    "tinyimagenet": (pictures.pictures(),),
+    "uci-har": (people.ucihar_text(),),
+    "harbox": (people.harbox_text(),),
+}
+
+
+def formats(info: Info) -> tuple[Format, ...]:
+    """The formats of a data set, in the order in which they are looked for."""
+    return (raw.plain(info), *_ORIGINALS.get(info.name, ()))
+
 
 ENVIRONMENT = "FEDVEIL_DATA"
 SYSTEM = Path("/usr/share/datasets")
@@ -55,7 +86,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
     if name in _OWN:
         return _checked(info, _own(name, data_dir), "what its reader returned")
     if info.embedded:
-        return _checked(info, digits.read(), "the embedded copy")
+        return _checked(info, pictures.read(), "the embedded copy")
     tried: list[str] = []
     for label, root in _places(info, data_dir):
         found = _look(info, root)
@@ -64,7 +95,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
         tried.append(f"{label}: {root}")
     if download:
         try:
-            folder = remote.fetch(info)
+            folder = catalogue.fetch(info)
         except DataError as error:
             tried.append(f"download: {error}")
         else:
@@ -105,8 +136,8 @@ def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path
     if named := os.environ.get(ENVIRONMENT):
         yield ENVIRONMENT, _directory(named, f"directory in {ENVIRONMENT}")
     yield "system", SYSTEM
-    if not remote.incomplete(info):
-        yield "cache", remote.cache(info)
+    if not catalogue.incomplete(info):
+        yield "cache", catalogue.cache(info)
 
 
 def _directory(folder: str | Path, label: str) -> Path:
@@ -180,5 +211,5 @@ def _not_found(info: Info, tried: list[str]) -> str:
     return (
         f"no copy of {info.name} was found. Tried: {'; '.join(tried)}. "
         f"What to do: put one of these into a directory, directly or in its folder {folders}: {expected}. "
-        f"Then name that directory in data.data_dir, or set {ENVIRONMENT} to it. {remote.by_hand(info)}"
+        f"Then name that directory in data.data_dir, or set {ENVIRONMENT} to it. {catalogue.by_hand(info)}"
     )

@@ -1,4 +1,4 @@
-"""Which client has which training examples."""
+"""Partitions: which client has which training examples."""
 
 from __future__ import annotations
 
@@ -11,23 +11,263 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from fedveil.data import partition_kinds, partition_ladp
 from fedveil.data.catalogue import Info
-from fedveil.data.partition_options import PARTITIONS
+from fedveil.data.partition_options import PARTITIONS, Dirichlet, Iid, Isolation, LabelCount, Ladp1, Ladp2, Shards, Users
 from fedveil.data.seeding import generator
 from fedveil.errors import ConfigError, nearest, unknown
 
 Ints = NDArray[np.int64]
+Owners = tuple[Ints, dict[str, Any]]
+Generator = np.random.Generator
 
-_KINDS: dict[str, Callable[..., partition_kinds.Owners]] = {
-    "iid": partition_kinds.iid,
-    "dirichlet": partition_kinds.dirichlet,
-    "shards": partition_kinds.shards,
-    "label-count": partition_kinds.label_count,
-    "users": partition_kinds.users,
-    "private-label-isolation": partition_ladp.isolation,
-    "ladp-1": partition_ladp.ladp1,
-    "ladp-2": partition_ladp.ladp2,
+
+def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Uniformly at random."""
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    owner[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(np.arange(options.clients), sizes)
+    return owner, {}
+
+
+def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Label by label in Dirichlet proportions."""
+    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    totals = np.bincount(labels)
+    tries = options.max_tries if options.too_small == "resample" else 1
+    for _ in range(tries):
+        counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+        smallest = int(counts.sum(axis=0).min())
+        if smallest >= options.min_size:
+            return owners(labels, counts, rng), {}
+    if options.too_small == "resample":
+        raise ConfigError(
+            f"dirichlet: no draw of {tries} with alpha = {options.alpha} gave each of {options.clients} clients min_size = "
+            f"{options.min_size} examples (the smallest client of the last draw has {smallest}); take a larger alpha, fewer "
+            "clients, a smaller min_size (0 allows clients without data), or too_small = 'top-up'"
+        )
+    return top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
+
+
+def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Shards of examples sorted by label."""
+    pieces = options.clients * options.per_client
+    need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
+    by_label = rng.permutation(len(labels))
+    by_label = by_label[np.argsort(labels[by_label], kind="stable")]
+    shard = np.repeat(np.arange(pieces), equal_sizes(len(labels), pieces, None))
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_label] = rng.permutation(pieces)[shard] // options.per_client
+    return owner, {}
+
+
+def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """The same number of labels for each client."""
+    held = np.unique(labels)
+    if options.labels_per_client > len(held):
+        raise ConfigError(f"label-count: labels_per_client = {options.labels_per_client}, but the data hold only {len(held)}")
+    if options.labels_per_client * options.clients < len(held):
+        raise ConfigError(
+            f"label-count: {options.clients} clients with {options.labels_per_client} labels each cannot hold all "
+            f"{len(held)} labels; take more clients or more labels for each"
+        )
+    holds = balanced_choice(options.clients, len(held), options.labels_per_client, rng)
+    counts = np.zeros((int(held[-1]) + 1, options.clients), dtype=np.int64)
+    for label, holders in zip(held, holds.T, strict=True):
+        total = int((labels == label).sum())
+        need_enough(total, int(holders.sum()), f"{int(holders.sum())} clients that hold label {label}")
+        counts[label, holders] = equal_sizes(total, int(holders.sum()), None)
+    return owners(labels, counts, rng), {}
+
+
+def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Natural users, in ascending order of their ids."""
+    if users is None:
+        raise ConfigError("users: this data set has no natural users; choose another kind of partition")
+    ids, who = np.unique(users, return_inverse=True)
+    clients = len(ids) if options.clients is None else options.clients
+    if clients > len(ids):
+        raise ConfigError(f"users: clients = {clients}, but there are only {len(ids)} users with training examples")
+    chosen = np.sort(rng.permutation(len(ids))[:clients])
+    rank = np.full(len(ids), -1, dtype=np.int64)
+    rank[chosen] = np.arange(clients)
+    return rank[who], {"users": ids[chosen]}
+
+
+def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
+    """`each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
+    need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
+    if each is not None:
+        return np.full(clients, each, dtype=np.int64)
+    return np.diff(np.arange(clients + 1, dtype=np.int64) * total // clients)
+
+
+def need_enough(available: int, wanted: int, what: str) -> None:
+    """ConfigError if more examples are requested than exist."""
+    if wanted > available:
+        raise ConfigError(f"{what} need {wanted} examples; there are {available}")
+
+
+def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
+    """Examples of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
+    shares = rng.dirichlet(np.full(clients, alpha), size=len(totals))
+    cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
+    cuts = np.minimum(cuts, totals[:, None])
+    cuts[:, -1] = totals
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
+    """Random examples for counts[label, client]; what the counts leave over stays without owner."""
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(labels))])
+    for label, row in enumerate(counts):
+        members = by_label[starts[label] : starts[label + 1]]
+        owner[members[: row.sum()]] = np.repeat(np.arange(len(row)), row)
+    return owner
+
+
+def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
+    """Mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
+
+    Each client takes those least taken so far, ties by lot. start: how often each choice is already taken.
+    """
+    counts = np.zeros(choices, dtype=np.int64) if start is None else start.copy()
+    mask = np.zeros((clients, choices), dtype=bool)
+    for client, lot in enumerate(rng.random((clients, choices))):
+        chosen = np.lexsort((lot, counts))[:each]
+        mask[client, chosen] = True
+        counts[chosen] += 1
+    return mask
+
+
+def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, barred: tuple[int, int] | None = None) -> Ints:
+    """Move random examples from clients above `least` to clients below it, the largest first.
+
+    barred: (client, label): this client is never given this label.
+    """
+    owner = owner.copy()
+    sizes = np.bincount(owner[owner >= 0], minlength=clients)
+    lot = rng.random(len(owner))
+    for client in np.flatnonzero(sizes < least):
+        for donor in np.argsort(-sizes, kind="stable"):
+            room = min(int(sizes[donor]) - least, least - int(sizes[client]))
+            if room <= 0:
+                break
+            fair = owner == donor
+            if barred is not None and client == barred[0]:
+                fair &= labels != barred[1]
+            moved = np.flatnonzero(fair)
+            moved = moved[np.argsort(lot[moved], kind="stable")][:room]
+            owner[moved] = client
+            sizes[donor] -= len(moved)
+            sizes[client] += len(moved)
+        if sizes[client] < least:
+            raise ConfigError(f"client {client} cannot be given min_size = {least} examples: too few are left that it may have")
+    return owner
+
+
+def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Iid of equal sizes; the curious client's examples are drawn from the public labels alone."""
+    extras = _checked(options, labels)
+    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    own = int(sizes[options.curious])
+    shuffled = rng.permutation(len(labels))
+    public = shuffled[labels[shuffled] != options.private_label]
+    need_enough(len(public), own, "the curious client's share of the public labels")
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    owner[public[:own]] = options.curious
+    rest = rng.permutation(np.flatnonzero(owner < 0))
+    others = np.delete(np.arange(options.clients), options.curious)
+    clients = np.repeat(others, sizes[others])
+    owner[rest[: len(clients)]] = clients
+    return owner, extras
+
+
+def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Distribution I."""
+    extras = _checked(options, labels)
+    totals = np.bincount(labels)
+    public = np.delete(np.arange(len(totals)), options.private_label)
+    public = public[totals[public] > 0]
+    if options.labels_per_client - 1 > len(public):
+        raise ConfigError(f"ladp-1: labels_per_client = {options.labels_per_client}, but only {len(public)} labels are public")
+    share = options.private_share if options.private_share is not None else float(totals[options.private_label] / totals.sum())
+    holds = balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
+    size = _size(options, holds, public, share, totals)
+    return owners(labels, _ladp1_counts(options, holds, public, share, size, len(totals)), rng), extras
+
+
+def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, totals: Ints) -> int:
+    """The size asked for, or the largest that no label is too rare for (found by bisection: demand grows with size)."""
+
+    def fits(size: int) -> bool:
+        return bool((_ladp1_counts(options, holds, public, share, size, len(totals)).sum(axis=1) <= totals).all())
+
+    low, high = options.labels_per_client - 1, int(totals.sum()) // options.clients + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if low < options.labels_per_client:
+        raise ConfigError(
+            f"ladp-1: the labels are too rare for {options.clients} clients with {options.labels_per_client} labels each"
+        )
+    size = low if options.examples_per_client is None else options.examples_per_client
+    if not options.labels_per_client <= size <= low:
+        raise ConfigError(
+            f"ladp-1: examples_per_client = {size} is not possible; with {options.clients} clients, "
+            f"{options.labels_per_client} labels and a private share of {share:.3g} it may be "
+            f"{options.labels_per_client} to {low}"
+        )
+    return size
+
+
+def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, size: int, classes: int) -> Ints:
+    """Table (labels, clients): the private share, then the rest equally over the client's public labels."""
+    private = np.full(options.clients, max(1, int(size * share)), dtype=np.int64)
+    private[options.curious] = 0
+    quotient, remainder = np.divmod(size - private, options.labels_per_client - 1)
+    rank = np.cumsum(holds, axis=1) - 1
+    counts = np.zeros((classes, options.clients), dtype=np.int64)
+    counts[options.private_label] = private
+    counts[public] = (holds * (quotient[:, None] + (rank < remainder[:, None]))).T
+    return counts
+
+
+def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Distribution II."""
+    extras = _checked(options, labels)
+    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    private, totals = options.private_label, np.bincount(labels)
+    counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+    alpha = options.alpha if options.private_alpha is None else options.private_alpha
+    others = dirichlet_counts(totals[[private]], options.clients - 1, alpha, rng)[0]
+    counts[private] = np.insert(others, options.curious, 0)
+    owner = owners(labels, counts, rng)
+    return top_up(owner, labels, options.clients, options.min_size, rng, barred=(options.curious, private)), extras
+
+
+def _checked(options: Isolation | Ladp1 | Ladp2, labels: Ints) -> dict[str, Any]:
+    if options.clients < 2:
+        raise ConfigError(f"{options.kind}: clients = {options.clients}; there must be a curious client and at least one other")
+    if options.curious >= options.clients:
+        raise ConfigError(f"{options.kind}: curious = {options.curious}; give a client from 0 to {options.clients - 1}")
+    if not (labels == options.private_label).any():
+        held = ", ".join(str(label) for label in np.unique(labels)[:12])
+        raise ConfigError(f"{options.kind}: no example has private_label = {options.private_label}; the data hold {held}")
+    return {"private_label": options.private_label, "curious": options.curious}
+
+
+_KINDS: dict[str, Callable[..., Owners]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "label-count": label_count,
+    "users": users,
+    "private-label-isolation": isolation,
+    "ladp-1": ladp1,
+    "ladp-2": ladp2,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
-from fedveil.ledger.whole_files import write_output
+from fedveil.ledger.files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes

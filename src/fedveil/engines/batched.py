@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from fedveil.engines.batched_gradient import ONE_BY_ONE, Stack, one_by_one_because
-from fedveil.engines.client_thread import ClientThread, InStep
-from fedveil.engines.device import settings
+from fedveil.engines.device import keep_freed_memory, settings
 from fedveil.engines.inline import Inline
-from fedveil.engines.memory import keep_freed_memory
+from fedveil.engines.stacked_models import ONE_BY_ONE, ClientThread, InStep, Stack, one_by_one_because
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import (

@@ -7,14 +7,13 @@ from multiprocessing import current_process
 from typing import TYPE_CHECKING
 
 from fedveil.engines.batched import Batched
-from fedveil.engines.dense_stack import obstacle, worthwhile
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.engines.engine_names import check_engine
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
+from fedveil.engines.stacked_models import obstacle, worthwhile
 from fedveil.errors import ConfigError
-from fedveil.federation.engine import Engine
-from fedveil.federation.round import Context
+from fedveil.federation.round import Context, Engine
 from fedveil.training.cores import available_cores
 
 if TYPE_CHECKING:

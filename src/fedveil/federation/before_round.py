@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.evaluate import global_model
+from fedveil.federation.evaluation import global_model
 from fedveil.federation.evidence import evidence
 from fedveil.mechanism.plan import Released
 from fedveil.training.local import BatchGradient, Local, Plain, train

@@ -15,21 +15,141 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.file_drafts import Drafts
 from fedveil.federation.history import Record
-from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync_folder, tree_parts
+from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync, sync_folder, tree_parts
 from fedveil.federation.progress import Progress
-from fedveil.federation.unsaved_round import RoundWriter, SavedModel, UnsavedRound
-from fedveil.ledger.ledger_head import read_head
-from fedveil.ledger.owner_only import owner_only, owner_only_folder
+from fedveil.ledger.files import DRAFT, owner_only, owner_only_folder, read_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Drafts:
+    """Files for their owner alone that get their names once all of them are on the disk; on failure no draft is left."""
+
+    def __init__(self) -> None:
+        self._open: list[IO[bytes]] = []
+        self._unnamed: dict[Path, Path] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        for draft in self._unnamed.values():
+            with suppress(OSError):
+                draft.unlink()
+
+    def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
+        """Write what shall be at `path`."""
+        draft = self._unnamed[path] = path.with_name(path.name + DRAFT)
+        file = open(draft, "wb", opener=owner_only)  # noqa: SIM115 (closed when all are named)
+        self.sync_too(file)
+        file.writelines(content)
+        file.flush()
+
+    def sync_too(self, file: IO[bytes]) -> None:
+        """An open file that must be on the disk before the drafts get their names; it is closed with them."""
+        self._open.append(file)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk, which takes little longer for several files at once than for one.
+
+        Raises:
+            OSError: one of them is not.
+        """
+        problems: list[BaseException] = []
+
+        def synced(file: IO[bytes]) -> None:
+            try:
+                sync(file.fileno())
+            except BaseException as problem:
+                problems.append(problem)
+
+        threads = [Thread(target=synced, args=(file,)) for file in self._open]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def rename(self, path: Path) -> None:
+        """Give the draft its name."""
+        self._unnamed[path].replace(path)
+        del self._unnamed[path]
+
+
+@dataclass(frozen=True)
+class UnsavedRound:
+    """What one round changed, as it was when the round was over; nothing of it changes while the next round's clients train.
+
+    Args:
+        took_part: clients, with the rounds that each took part in. states: of clients; current: the round that last
+            changed each client's.
+        parts: of the common file; previous: the file of the model before, where it is not among them.
+        line: of the journal. spent: clients whose caps were spent. position: of the ledger.
+    """
+
+    number: int
+    took_part: dict[int, int]
+    states: dict[str, Any]
+    current: dict[int, int]
+    parts: dict[str, Any]
+    previous: str | None
+    line: bytes
+    spent: list[int]
+    position: tuple[int, str] | None
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model that lies in a file, and how often it had been changed in place when it was written."""
+
+    file: str
+    model: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, file: str, model: Tensor) -> SavedModel:
+        """The model as it is now."""
+        return cls(file, model, model._version)
+
+    def holds(self, model: Tensor) -> bool:
+        """Whether the file holds this model."""
+        return model is self.model and model._version == self.version
+
+
+class RoundWriter(threading.Thread):
+    """Writes a round beside the main thread and keeps what went wrong."""
+
+    def __init__(self, round: int, write: Callable[[], None]) -> None:
+        super().__init__(name="fedveil checkpoint")
+        self.round = round
+        self.problem: BaseException | None = None
+        self._write = write
+
+    def run(self) -> None:
+        """Write it."""
+        try:
+            self._write()
+        except BaseException as problem:
+            self.problem = problem
+
 
 _HEAD, _JOURNAL = "head.json", "journal.jsonl"
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)

@@ -13,15 +13,13 @@ import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
-from fedveil.federation import measures
+from fedveil.federation import server
 from fedveil.federation.before_round import released as released_before
-from fedveil.federation.evaluate import evaluate, public_statistics
-from fedveil.federation.final_model import average_in
+from fedveil.federation.evaluation import average_in, evaluate, public_statistics
 from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
-from fedveil.federation.measures import Figures, SeenRound
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
-from fedveil.federation.server_step import server_step
+from fedveil.federation.server import Figures, SeenRound, server_step
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
@@ -30,8 +28,8 @@ from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.federation.engine import Engine
-    from fedveil.mechanism.noise_mechanism import Participation
+    from fedveil.federation.round import Engine
+    from fedveil.mechanism.mechanisms import Participation
     from fedveil.methods.setting import Setting
 
 
@@ -133,8 +131,8 @@ def answered(
         _remember(progress, o, always=federation.participation is not None)
     seen = SeenRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
-        mean, sent = _shown(federation, uploads), [measures.coordinates(u, s.layout) for u in uploads]
-        noise = measures.noise_variances(federation.method, s, uploads, weights, remote=remote)
+        mean, sent = _shown(federation, uploads), [server.coordinates(u, s.layout) for u in uploads]
+        noise = server.noise_variances(federation.method, s, uploads, weights, remote=remote)
         seen = replace(seen, uploads=uploads, noise=noise, sent=sent, mean=mean, norm=_step(federation, progress, mean))
     average_in(federation, progress)
     if uploads and all(u.buffers is None for u in uploads):
@@ -156,21 +154,21 @@ def _recorded(
         measured: by the policy, of states that are made of releases.
     """
     method, s, context = federation.method, federation.setting, federation.context
-    columns, policies = declared(context.task, context.objective, context.policy.part), measures.means(measured)
+    columns, policies = declared(context.task, context.objective, context.policy.part), server.means(measured)
     total = "cumulative_noise_norm"
     before = progress.history[-1] if progress.history else Record({total: 0.0})
     seen = replace(seen, noise_before=before.public.get(total))
     shown = seen.in_view(method, s)
-    public = measures.public_figures(method, s, columns, shown, policies)
+    public = server.public_figures(method, s, columns, shown, policies)
     weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
     drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
     if drawn and seen.uploads:
-        seen = replace(seen, noise=measures.noise_variances(method, s, seen.uploads, weights, drawn))
+        seen = replace(seen, noise=server.noise_variances(method, s, seen.uploads, weights, drawn))
     if total in before.private:
         seen = replace(seen, noise_before=before.private[total])
-    figures = {} if seen is shown else measures.release_figures(method, s, seen)
-    clients = measures.client_figures(federation, progress, [*weights], columns, measured)
-    private = measures.private_figures(seen, outcomes, figures, clients | policies)
+    figures = {} if seen is shown else server.release_figures(method, s, seen)
+    clients = server.client_figures(federation, progress, [*weights], columns, measured)
+    private = server.private_figures(seen, outcomes, figures, clients | policies)
     return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
 
 

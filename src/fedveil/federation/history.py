@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError
 from fedveil.tasks.classification import Classification
-from fedveil.tasks.column import Column, HasColumns
+from fedveil.tasks.task import Column, HasColumns
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedveil.errors import FedveilError
-from fedveil.ledger.whole_files import replace_whole
+from fedveil.ledger.files import replace_whole
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.round import Context
-    from fedveil.mechanism.noise_mechanism import Participation
+    from fedveil.mechanism.mechanisms import Participation
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.release.noise import Randomness

@@ -1,16 +1,16 @@
-"""One client's round, the walk of one update: plan, train, seal, observe. Every engine runs this function."""
+"""One client's round, which every engine runs: plan, train, seal, observe."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
-from fedveil.methods.planner import Planner
+from fedveil.methods.run_cost import Planner
 from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here
-from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
+from fedveil.release.release_layout import COUNTS, EvaluationCounts
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.release.door import Door
+    from fedveil.release.door import Door, Terms
     from fedveil.release.noise import Randomness
-    from fedveil.release.plan_terms import Terms
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
 
@@ -441,3 +440,15 @@ def _reason(error: BaseException) -> str:
     except Exception:  # its own words fail, too
         return type(error).__name__
     return text if type(error).__module__.startswith("fedveil") else f"{type(error).__name__}: {text}"
+
+
+class Engine(Protocol):
+    """Runs client rounds; a context manager, because workers must end with the run."""
+
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
+        """One outcome of each task, in any order."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...

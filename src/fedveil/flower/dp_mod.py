@@ -1,4 +1,9 @@
-"""A mod for clients of an existing Flower app: what a train function answers leaves through the door, and nothing else of it.
+"""A mod for clients of an existing Flower app: the answer of a train function leaves through the door alone.
+
+Flower gives a mod neither its app nor its place in it. Both are on the call stack.
+
+A folder is the lifetime of one client, whatever its node is called. Only the nodes of a simulation, which Flower numbers by the
+part of the data that each has, keep several lifetimes in one folder.
 
     app = ClientApp(mods=[dp_mod(clip=1.0, epsilon=8.0, delta=1e-5, rounds=10, ledger="~/fedveil")])
 
@@ -10,20 +15,24 @@ of a whole app, nothing else of the app can answer; elsewhere, what can is named
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, UpdateRefused
-from fedveil.flower.app_arrays import UNTOUCHED, AppArrays, not_constant
-from fedveil.flower.app_folder import ITSELF, AppFolder
-from fedveil.flower.app_surroundings import Surroundings
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError, UpdateRefused
+from fedveil.flower.app_arrays import UNTOUCHED, AppArrays, Kind, not_constant
+from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole
+from fedveil.ledger.population_budget import lifetime_budget
 from fedveil.methods.base import Setting, gaussian_plan
 from fedveil.methods.method_registry import method_from
 from fedveil.release.door import Door
@@ -34,7 +43,160 @@ from fedveil.training.params import Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.flower.app_arrays import Kinds
+    from fedveil.ledger.budgeted_ledger import BudgetedLedger
     from fedveil.mechanism.plan import Plan
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds a mod.
+
+    Args:
+        outside: names of what handles a reply after the mod. within: whether the mod is called inside another of its kind.
+        bare: names of the app's functions that are registered without the mod.
+    """
+
+    outside: tuple[str, ...] = ()
+    within: bool = False
+    bare: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, frame: FrameType | None, mod: type) -> Surroundings:
+        """Those of a mod, from the frame that called it; nothing where no ClientApp did."""
+        from flwr.clientapp import ClientApp
+
+        called, within, outside = mod.__call__.__code__, False, []
+        while frame is not None and frame.f_code is not ClientApp.__call__.__code__:
+            within |= frame.f_code is called
+            if not (frame.f_code.co_name == "new_ffn" and str(frame.f_globals.get("__name__")).startswith("flwr.")):
+                outside.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        if frame is None:
+            return cls()
+        functions = getattr(frame.f_locals.get("self"), "_registered_funcs", {})
+        bare = [name for name, function in functions.items() if not any(isinstance(one, mod) for one in _mods(function))]
+        return cls(tuple(outside), within, tuple(bare))
+
+
+def _mods(function: Any) -> Iterator[Any]:
+    """The mods that Flower put round a function, outermost first."""
+    while (cells := _closure(function)).keys() >= {"_mod", "_ffn"}:
+        yield cells["_mod"]
+        function = cells["_ffn"]
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return {name: cell.cell_contents for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False)}
+
+
+ITSELF = 0
+"""The number under which a client counts itself."""
+_OWNER = "lifetime"
+"""The file that says whose lifetime the folder keeps."""
+_STATE = "fedveil"
+"""The record of Flower's state of a node, which lasts for a run."""
+_ANSWERED: dict[Path, dict[int, tuple[str, Any]]] = {}
+"""Of each folder the nodes that this process has answered for: their names, and how many parts the data have."""
+
+
+@dataclass(frozen=True)
+class AppFolder:
+    """A client's folder, and the name of its lifetime in it."""
+
+    folder: Path
+    name: str
+
+    @classmethod
+    def of(cls, folder: Path, context: Any) -> AppFolder:
+        """That of a node.
+
+        Raises:
+            ConfigError: the folder is the lifetime of another one. LedgerError: it has lost what this node charged in this run.
+        """
+        part = context.node_config.get("partition-id")
+        found = cls(folder, "client" if part is None else f"client-{int(part)}")
+        alone = not found._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
+        if alone and not (found.path.exists() or head_path(found.path).exists()) and (owner := found._owner()) != found.name:
+            raise ConfigError(
+                f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {found.name}; "
+                f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
+                f"none if it had none); another client of this machine runs under an account, or a HOME, of its own"
+            )
+        charged = int(dict(context.state.get(_STATE, {})).get(str(found.path), 0))
+        if charged and (not head_path(found.path).exists() or read_head(found.path)[0] < charged):
+            raise LedgerError(
+                f"{found.path} has lost releases that left in this run, or is gone: put back what was there, which still counts"
+            )
+        return found
+
+    def note(self, context: Any) -> None:
+        """Keep at the node, for this run, how many releases the lifetime holds."""
+        from flwr.app import ConfigRecord
+
+        with suppress(AttributeError, TypeError):  # a state that the app has replaced by something else
+            held = dict(context.state.get(_STATE, {}))
+            context.state[_STATE] = ConfigRecord({**held, str(self.path): read_head(self.path)[0]})
+
+    @property
+    def path(self) -> Path:
+        """The ledger of the lifetime."""
+        return self.folder / f"{self.name}.sqlite"
+
+    def ledger(self, epsilon: float, delta: float, scope: Scope, run: int) -> BudgetedLedger:
+        """Where a run charges its releases; the lifetime is made when first asked for."""
+        return lifetime_budget(self.path, epsilon, delta, scope).ledger(f"flower/{run}", ITSELF)
+
+    def models(self, run: int) -> list[Kinds]:
+        """The models that a run has sent before, as they were the first time."""
+        found = self._models().get(str(run), [])
+        return [{name: Kind(kind, tuple(shape), *more) for name, (kind, shape, *more) in one.items()} for one in found]
+
+    def remember(self, run: int, kinds: Kinds) -> None:
+        """Keep a model as it is sent the first time."""
+        models = self._models()
+        models.setdefault(str(run), []).append(dict(kinds))
+        owner_only_folder(self.folder)
+        replace_whole(self._sent, json.dumps(models).encode(), private=True)
+
+    @property
+    def _sent(self) -> Path:
+        return self.folder / f"{self.name}.models.json"
+
+    def _models(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = json.loads(self._sent.read_text(encoding="utf-8")) if self._sent.exists() else {}
+        return found
+
+    def _owner(self) -> str:
+        """Whose lifetime the folder keeps: who came first."""
+        owner_only_folder(self.folder)
+        there, file = sorted(path.stem for path in self.folder.glob("client*.sqlite")), self.folder / _OWNER
+        try:
+            with open(file, "x", opener=owner_only, encoding="utf-8") as new:
+                new.write(there[0] if there else self.name)
+        except FileExistsError:
+            pass
+        for _ in range(100):  # another process may be writing it
+            if owner := file.read_text(encoding="utf-8"):
+                return owner
+            time.sleep(0.01)
+        raise ConfigError(f"{file} is empty: write into it the name of the ledger beside it, without .sqlite")
+
+    def _is_simulated(self, node: int, parts: Any) -> bool:
+        """Whether this is one of the nodes of a simulation: each has its own part of the same number of parts."""
+        others = _ANSWERED.setdefault(self.folder, {})
+        own = others.setdefault(node, (self.name, parts))
+        if own != (self.name, parts) or parts is None or self.name == "client":
+            return False
+        return _in_flowers_simulation() or (len(others) > 1 and all(there == parts for _, there in others.values()))
+
+
+def _in_flowers_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation; a deployed node has processes of its own."""
+    ray = sys.modules.get("ray")
+    return "flwr.simulation.ray_transport.ray_actor" in sys.modules and ray is not None and bool(ray.is_initialized())
+
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 _OTHER = (

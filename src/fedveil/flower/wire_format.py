@@ -1,6 +1,12 @@
-"""The wire format: one message as bytes, with a version, without pickle (docs/wire-format.md).
+"""The wire format: messages as bytes, without pickle, with integers packed to the bits that they need; carried by Flower's.
+
+A block is 9 bytes, the least value (int64, little endian) and a number of bits b (0 to 64), and then the differences to the
+least value, b bits each, most significant bit first, filled up with zeros to a whole byte. Least value and width follow from
+bounds that both sides have from the plan: the length of what is sent tells nothing of the integers.
 
 A message is read strictly: whatever is not exactly as `encoded` writes it raises `WireError`, and nothing else.
+
+Parts that several messages share, such as the model of a round, travel once: Flower stores what it carries by content.
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -18,7 +24,99 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import FedveilError
-from fedveil.flower.bit_packing import Bounds, packed, unpacked
+
+BLOCK = 2**16
+MOST = 2**63
+"""Bound of any int64."""
+_BLOCK_HEAD = struct.Struct("<qB")
+
+Integers = NDArray[np.int64]
+Bounds = Sequence[tuple[int, int]]
+"""Groups of consecutive integers: where each ends, and the largest absolute value in it."""
+
+
+def packed(integers: Integers, bounds: Bounds) -> bytes:
+    """int64 [n] as bytes.
+
+    Raises:
+        ValueError: an integer beyond its bound, or bounds that do not cover all.
+    """
+    count = len(integers)
+    return b"".join(
+        _packed_block(integers[start:stop], bound) for start, (stop, bound) in _blocks(count, by_block(bounds, count))
+    )
+
+
+def unpacked(content: bytes | memoryview, count: int) -> tuple[Integers, Bounds]:
+    """The `count` integers that `packed` was given, and the bounds of their blocks.
+
+    Raises:
+        ValueError: the bytes are too few or too many, or not what `packed` writes.
+    """
+    found, bounds, place = np.empty(count, np.int64), list[tuple[int, int]](), 0
+    for start in range(0, count, BLOCK):
+        n = min(BLOCK, count - start)
+        if len(content) < place + _BLOCK_HEAD.size:
+            raise ValueError("packed integers end early")
+        least, bits = _BLOCK_HEAD.unpack_from(content, place)
+        if least > 0 or bits != _width(-least):
+            raise ValueError("a block of packed integers whose width is not that of its bound")
+        place += _BLOCK_HEAD.size
+        size = -(-n * bits // 8)
+        if len(content) < place + size:
+            raise ValueError("packed integers end early")
+        found[start : start + n] = _unpacked_block(content[place : place + size], n, bits, least)
+        bounds.append((start + n, -least))
+        place += size
+    if place != len(content):
+        raise ValueError("more bytes than packed integers")
+    return found, bounds
+
+
+def by_block(bounds: Bounds, count: int) -> list[tuple[int, int]]:
+    """The bound of each block of `count` integers: the largest of those of the groups that it touches.
+
+    Raises:
+        ValueError: the groups do not cover `count` integers.
+    """
+    stops = [0, *(stop for stop, _ in bounds)]
+    if stops != sorted(stops) or stops[-1] != count:
+        raise ValueError(f"bounds for {stops[-1]} integers, and there are {count}")
+    groups = list(zip(stops, stops[1:], (bound for _, bound in bounds), strict=False))
+    ends = [min(start + BLOCK, count) for start in range(0, count, BLOCK)]
+    return [(end, max(b for a, z, b in groups if a < end and z > (end - 1) // BLOCK * BLOCK)) for end in ends]
+
+
+def _blocks(count: int, bounds: Bounds) -> Iterator[tuple[int, tuple[int, int]]]:
+    return zip(range(0, count, BLOCK), bounds, strict=True)
+
+
+def _width(bound: int) -> int:
+    return min((2 * bound).bit_length(), 64)
+
+
+def _packed_block(block: Integers, bound: int) -> bytes:
+    if int(block.max()) > bound or int(block.min()) < -bound:
+        raise ValueError("an integer beyond the bound that its plan gives")
+    bits = _width(bound)
+    differences = block.view(np.uint64) - np.uint64(-bound % 2**64)
+    whole = differences.astype(">u8").view(np.uint8).reshape(-1, 8)
+    needed = np.unpackbits(whole, axis=1)[:, 64 - bits :]
+    return _BLOCK_HEAD.pack(-bound, bits) + np.packbits(needed).tobytes()
+
+
+def _unpacked_block(content: bytes | memoryview, count: int, bits: int, least: int) -> Integers:
+    whole = np.zeros((count, 64), np.uint8)
+    if bits:
+        needed = np.unpackbits(np.frombuffer(content, np.uint8))
+        if needed[count * bits :].any():
+            raise ValueError("packed integers that are not filled up with zeros")
+        whole[:, 64 - bits :] = needed[: count * bits].reshape(count, bits)
+    differences = np.packbits(whole, axis=1).view(">u8").ravel().astype(np.uint64)
+    if differences.size and int(differences.max()) > -2 * least:
+        raise ValueError("a packed integer beyond its bound")
+    return (differences + np.uint64(least % 2**64)).view(np.int64)
+
 
 VERSION = 2
 LARGEST = 2**32
@@ -199,3 +297,49 @@ def digest(message: WireMessage, name: str) -> str:
     if type(value) is not str or not _DIGEST.fullmatch(value):
         raise WireError(f"the field {name!r} must be 64 lower-case hex digits")
     return value
+
+
+_RECORD, _STYPE = "fedveil", "fedveil.wire"
+
+
+def record(parts: Sequence[bytes]) -> Any:
+    """A RecordDict with these parts."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    arrays = {str(i): Array("uint8", (len(part),), _STYPE, part) for i, part in enumerate(parts)}
+    return RecordDict({_RECORD: ArrayRecord(arrays)})
+
+
+def parts_of(content: Any) -> list[bytes]:
+    """The parts of a RecordDict; raises WireError if it is not one of ours."""
+    if list(content) != [_RECORD] or type(content[_RECORD]).__name__ != "ArrayRecord":
+        raise WireError("a message that does not come from fedveil")
+    arrays = list(content[_RECORD].items())
+    if [name for name, _ in arrays] != [str(i) for i in range(len(arrays))] or any(a.stype != _STYPE for _, a in arrays):
+        raise WireError("a message that does not come from fedveil")
+    return [bytes(array.data) for _, array in arrays]
+
+
+def instruction(node: int, parts: Sequence[bytes]) -> Any:
+    """A message to a node."""
+    from flwr.app import Message
+
+    return Message(record(parts), dst_node_id=node, message_type="train")
+
+
+def content_of(answer: Any) -> bytes | str:
+    """The one part of an answer, or, as text, why there is none."""
+    if answer.has_error():
+        return f"its machine answered with an error (code {answer.error.code}): {printable(answer.error.reason)}"
+    try:
+        (part,) = parts_of(answer.content)
+    except ValueError:
+        return "it answered with more or fewer parts than one"
+    except WireError as problem:
+        return str(problem)
+    return part
+
+
+def printable(text: object) -> str:
+    """The beginning of what a stranger wrote, fit for a log."""
+    return "".join(c if c.isprintable() else " " for c in str(text))[:500]

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from fedveil.accounting import accountant, secret_samples, subsampled
-from fedveil.accounting._check import at_least, non_negative, open_probability
+from fedveil.accounting._numbers import at_least, non_negative, open_probability
 from fedveil.accounting.gaussian import epsilon_of, mu_of
 from fedveil.accounting.types import (
     Adjacency,

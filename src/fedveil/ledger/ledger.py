@@ -1,4 +1,4 @@
-"""The ledger: an append-only list, on disk, of every noisy vector that left; written and synced before the vector leaves.
+"""The ledger: an append-only list, on disk, of every noisy vector that left, and a copy that may be published.
 
 A process killed at any moment leaves a ledger in which no handed-over release is missing (it may hold a few that never were).
 Schema, guarantees and failure modes: docs/ledger.md.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +21,8 @@ from weakref import WeakSet
 
 from fedveil.errors import LedgerError
 from fedveil.ledger import ledger_store as store
-from fedveil.ledger.entry import AGGREGATE, Entry, chained, from_row, link, to_row
-from fedveil.ledger.ledger_head import head_path, raise_head, read_head
+from fedveil.ledger.entry import AGGREGATE, COLUMNS, PRIVATE, Entry, chained, from_row, link, to_row
+from fedveil.ledger.files import head_path, head_record, raise_head, read_head
 
 __all__ = ["AGGREGATE", "Entry", "Ledger", "Row"]
 
@@ -321,3 +323,50 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+_PUBLIC = ", ".join("NULL" if name in PRIVATE else name for name in COLUMNS)
+
+
+def publish_ledger(source: Path, target: Path) -> None:
+    """Copy a concluded ledger to `target`, without times and numbers of participants; their SHA-256 stays.
+
+    Who is handed a time or a count together with its nonce can check it against the copy. The copy verifies as the source does.
+
+    Raises:
+        LedgerError: the source is damaged, of an earlier schema or not concluded, or the target exists or cannot be written.
+    """
+    with Ledger.open(source, read_only=True) as ledger:
+        if ledger.closing is None:
+            raise LedgerError(
+                f"the ledger {source} is not concluded, so its run may still release: publish it when the run has ended"
+            )
+        digest = ledger.last_digest
+        releases = len(ledger)
+        if target.exists() or head_path(target).exists():
+            raise LedgerError(f"{target} exists and is never overwritten: publish to another folder")
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+                draft, head = Path(folder, "ledger"), Path(folder, "head")
+                _copy(source, draft)
+                head.write_bytes(head_record(releases, digest) if releases else head_record(0))
+                for made, name in ((draft, target), (head, head_path(target))):
+                    made.chmod(0o644)
+                    os.link(made, name)
+        except (OSError, sqlite3.Error) as problem:
+            raise LedgerError(
+                f"cannot write the ledger {target} ({problem}): it needs a writable folder on a local disk"
+            ) from problem
+
+
+def _copy(source: Path, draft: Path) -> None:
+    """The tables of `source`, with nothing in the private columns."""
+    with closing(store.connect(source, store.reading_mode(source))) as connection:
+        meta = dict(connection.execute("SELECT key, value FROM meta"))
+        store.write_empty(draft, meta)
+        with closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+            copy.execute("BEGIN")
+            copy.executemany(store.INSERT, connection.execute(f"SELECT {_PUBLIC}, digest FROM release ORDER BY seq"))
+            copy.executemany("INSERT INTO closing VALUES (1, ?, ?, ?)", connection.execute(store.CLOSING))
+            copy.execute("COMMIT")
+            copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from fedveil import __version__
 from fedveil.errors import LedgerError
 from fedveil.ledger.entry import COLUMNS, COLUMNS_1, chained, link, sealed_rightly
-from fedveil.ledger.ledger_head import head_path, head_record, read_head
+from fedveil.ledger.files import head_path, head_record, read_head
 
 SCHEMA = 2
 APPLICATION_ID = 0x46564C47  # "FVLG"

@@ -6,8 +6,8 @@ import hashlib
 import math
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.float_sensitivity import norm_excess, sum_error
-from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
+from fedveil.accounting.finite_precision import norm_excess, sum_error
+from fedveil.accounting.gaussian import mu_groups, mu_groups_joint
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.mechanism.grid import exponent_for
 from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
@@ -49,7 +49,7 @@ def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float
         shares: number of independent upload noises in what the adversary sees (n for a sum of n noisy uploads, else 1).
 
     The worst shift of norm `factor * clip` lies in the layer with the least noise; with layer clips it is the norm of the
-    shifts in units of their noise; with both, the fractional knapsack (see fedveil.accounting.heterogeneous).
+    shifts in units of their noise; with both, the fractional knapsack (see fedveil.accounting.gaussian).
     """
     layers = active_layers(plan, layout)
     if not layers:
@@ -122,7 +122,7 @@ def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float
     Args:
         dimension: d of the gradient.
 
-    Source: `fedveil.accounting.float_sensitivity`; docs/exact-release.md, "DP-SGD to the bit".
+    Source: `fedveil.accounting.finite_precision`; docs/exact-release.md, "DP-SGD to the bit".
     """
     each = step.clip * (1 + norm_excess(dimension, "float64"))
     moved = 1 + sum_error(step.cap + 2, "float64", weighted=True)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
-from fedveil.mechanism.banded import Banded
-from fedveil.mechanism.noise_mechanism import Independent, NoiseMechanism
+from fedveil.mechanism.mechanisms import Banded, Independent, NoiseMechanism
 
 if TYPE_CHECKING:
     import torch

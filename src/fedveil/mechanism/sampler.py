@@ -21,7 +21,7 @@ bits of V). Together |error| <= 2^-43.5, and the test allows 2^-42. The residue 
 
 Who takes part is drawn from the same stream, under keys of its own: `poisson_sample`, `fixed_sample`.
 
-What is left of total variation is in `fedveil.accounting.sampler_variation`.
+What is left of total variation is in `fedveil.accounting.finite_precision`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedveil.accounting.matrix_factorisation import dyadic, square_root_coefficients
+from fedveil.accounting.correlated_noise import dyadic, square_root_coefficients
 from fedveil.errors import ConfigError
-from fedveil.mechanism.banded import DYADIC_BITS, Banded
-from fedveil.mechanism.noise_mechanism import Participation
+from fedveil.mechanism.mechanisms import DYADIC_BITS, Banded, Participation
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, calibrated, sum_noise

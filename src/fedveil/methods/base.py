@@ -10,12 +10,11 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.calibration import calibrated
-from fedveil.methods.method import Method, Variant, Weighting
-from fedveil.methods.parts import (
+from fedveil.methods.method import (
     CoverageMean,
     Fixed,
     Mean,
+    Method,
     Policy,
     Release,
     Schedule,
@@ -24,11 +23,13 @@ from fedveil.methods.parts import (
     SumServer,
     Unproven,
     UploadServer,
+    Variant,
+    Weighting,
     as_trained,
     mean,
     what_is_not_zero,
 )
-from fedveil.methods.run_cost import gaussian_plan, gaussian_releases, planned_releases, sum_noise
+from fedveil.methods.run_cost import calibrated, gaussian_plan, gaussian_releases, planned_releases, sum_noise
 from fedveil.methods.setting import Setting
 from fedveil.training.local import Client, Plain
 

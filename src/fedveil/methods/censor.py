@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.methods.base import Release, Setting, Unproven, as_trained
-from fedveil.methods.defence import Defence
+from fedveil.methods.gradient_compression import Defence
 from fedveil.tasks.task import Task
 from fedveil.training.local import Client, Local, Plain
 

@@ -13,7 +13,7 @@ from fedveil.methods.adaptive import debiased_norms
 from fedveil.methods.base import Policy, Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
-from fedveil.tasks.column import Column
+from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Remembering, State, clip_
 
 if TYPE_CHECKING:

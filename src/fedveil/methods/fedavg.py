@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): no privacy; the reference that every private method is measured against."""
+"""FedAvg without privacy, and DP-FedAvg (McMahan et al. 2017, 2018)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
-from fedveil.methods.declared_cost import check_weights
+from fedveil.methods.run_cost import check_weights
 from fedveil.training.local import Client, Plain, Proximal
 
 
@@ -57,3 +57,18 @@ class FedAvg(MethodConfig):
         """DP-SGD counts records per client by their nominal number; only the weights show the true one."""
         public = s.example_clip is not None and self.weighting == "examples"
         return ("each client's number of examples is public",) if public else ()
+
+
+class DPFedAvg(MethodConfig):
+    """Client-level DP-FedAvg with flat clipping and a fixed denominator q N (the paper's estimator f_f).
+
+    Args:
+        clip: C, L2 bound on each client's update.
+    """
+
+    name: Literal["dp-fedavg"] = "dp-fedavg"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    def release(self, s: Setting) -> Release:
+        """The same clip and noise in every round."""
+        return Fixed(gaussian_plan(s, self.clip))

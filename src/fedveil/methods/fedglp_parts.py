@@ -12,7 +12,7 @@ from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.adaptive import debiased_norms, layered_plan
 from fedveil.methods.base import Policy, Setting, gaussian_plan, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
-from fedveil.tasks.column import Column
+from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Remembering, State
 from fedveil.training.params import Layout
 
@@ -215,7 +215,7 @@ class TwoLosses(Remembering):
         """Eqs. 13 to 16, with the weights that earlier rounds left; then Algorithm 1 on the raw norms."""
         import torch
 
-        from fedveil.release.bare_release import clipped
+        from fedveil.release.sealed import clipped
 
         state, layout, bound = local.state, local.model.layout, self.method.max_log_odds
         layers = self._layers(layout)

@@ -1,4 +1,4 @@
-"""Gradient compression as a defence: small entries are not sent (proposed against DLG by Zhu et al. 2019)."""
+"""Gradient compression, and what defences without a guarantee share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,45 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.methods.base import Release, Setting, Unproven, what_is_not_zero
-from fedveil.methods.defence import Defence
+from fedveil.errors import ConfigError
+from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Release, Setting, Unproven, Variant, Weighting, sum_noise, what_is_not_zero
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedveil.training.params import Layout
+
+
+class Defence(MethodConfig):
+    """FedAvg whose clients alter what they send so that images are harder to reconstruct; nothing can be proven of it."""
+
+    variant: ClassVar[Variant] = "published"
+    reason: ClassVar[str]
+    weighting: Weighting = "examples"
+
+    def calibrate(self, s: Setting) -> Setting:
+        """There is no noise to calibrate; the defences are about single uploads."""
+        refuse_dp_sgd(s, self.name)
+        if s.epsilon is not None or s.noise_multiplier is not None:
+            raise ConfigError(
+                f"{self.name} has no guarantee and no noise to set: remove privacy.epsilon and privacy.noise_multiplier"
+            )
+        if sum_noise(s):
+            raise ConfigError(f"{self.name} alters what the server sees of a single client: set privacy.view = 'server'")
+        return s
+
+
+def last_matrix(layout: Layout) -> int | None:
+    """The layer whose weight [outputs, inputs] is the last matrix of the model, or None."""
+    matrices = [i for i, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True)) if _is_matrix(name, shape)]
+    return matrices[-1] if matrices else None
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    return name.endswith("weight") and len(shape) == 2
+
 
 _REASON = "gradient compression adds no noise: the largest entries leave as they are, and which ones leave tells the others' size"
 

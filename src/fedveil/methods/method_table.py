@@ -2,7 +2,7 @@
 
 METHOD_TABLE = {
     "fedavg": "fedveil.methods.fedavg:FedAvg",
-    "dp-fedavg": "fedveil.methods.dp_fedavg:DPFedAvg",
+    "dp-fedavg": "fedveil.methods.fedavg:DPFedAvg",
     "adaptive-clipping": "fedveil.methods.adaptive_clipping:AdaptiveClipping",
     "dp-scaffold": "fedveil.methods.dp_scaffold:DPScaffold",
     "dp-fedsam": "fedveil.methods.dp_fedsam:DPFedSAM",

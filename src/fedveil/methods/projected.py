@@ -12,8 +12,7 @@ import numpy as np
 from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, View
 from fedveil.mechanism.plan import Plan
-from fedveil.methods.method import Method, weighting_of
-from fedveil.methods.parts import Schedule, Summed, SumServer
+from fedveil.methods.method import Method, Schedule, Summed, SumServer, weighting_of
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.convergent_claim import lipschitz, shift
 from fedveil.release.release_layout import ReleaseLayout

@@ -1,18 +1,134 @@
-"""What a run releases and what it costs, from the plans of its method and by the prices that the door charges."""
+"""The releases and the cost of a run: its plans, their price, the noise for a target, and the declared cost."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting.types import Event, Gaussian, Unbounded, View
+from fedveil.accounting import accountant
+from fedveil.accounting.accountant import AccountantName, bound, calibrate
+from fedveil.accounting.finite_precision import sampler_delta, total_variation
+from fedveil.accounting.selection import needed_noise_multiplier
+from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, Unit, View
+from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import event_of, plan_mu, promises
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, reason_of
-from fedveil.methods.method import Method, weighting_of
-from fedveil.methods.parts import SumServer
-from fedveil.methods.planner import is_common
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, digest, reason_of
+from fedveil.methods.method import Method, Policy, Schedule, SumServer, Unproven, extras_of, weighting_of
 from fedveil.methods.projected import last_model_mu
-from fedveil.methods.setting import Setting
+from fedveil.methods.setting import BudgetGroup, NoiseCohort, Setting
+from fedveil.training.local import HasMetrics, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.accounting.selection import Selection
+
+
+@dataclass(frozen=True)
+class Planner:
+    """The source of a run's plans, for one client (server view) or for all of them (client -1).
+
+    Args:
+        part: the release. hashes: of a schedule, that of the plan of each round, for each cap of clients.
+    """
+
+    part: Schedule | Policy | Unproven
+    setting: Setting
+    hashes: tuple[tuple[bytes, ...], ...] = ()
+    _last: dict[int, tuple[int, Plan]] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, part: Schedule | Policy | Unproven, s: Setting) -> Planner:
+        """Return the planner of a release; the plans of a schedule are all made and hashed.
+
+        Raises:
+            ConfigError: the part, or a plan, is of another type.
+        """
+        if isinstance(part, Policy | Unproven):
+            return cls(part, s)
+        if not isinstance(part, Schedule):
+            raise ConfigError(
+                f"a method's `release` returned {type(part).__name__}; allowed are Schedule, Policy and Unproven "
+                f"(fedveil.methods.base)"
+            )
+        return cls(part, s, tuple(tuple(_hashes(part, one)) for one in [s.of_group(group) for group in s.groups] or [s]))
+
+    @property
+    def common(self) -> bool:
+        """Whether all clients have the same plan, which is known beforehand."""
+        return isinstance(self.part, Schedule) and not self.setting.groups
+
+    def start(self) -> State:
+        """Return the state before the first release."""
+        return self.part.start(self.setting) if isinstance(self.part, Policy) else {}
+
+    def plan(self, seen: Released, state: State) -> Plan | Raw:
+        """Return the plan of the coming release.
+
+        Raises:
+            ConfigError: it is not the one that was made before the first round, or no plan.
+        """
+        s = self.setting.of(seen.client)
+        if isinstance(self.part, Unproven):
+            return Raw(self.part.reads, partial(self.part.make, s, seen), self.part.reason)
+        if isinstance(self.part, Policy):
+            return checked(self.part.plan(s, seen, state), seen.round)
+        return self._scheduled(s, seen.client, seen.round)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Return the state after a release."""
+        return self.part.observe(self.setting.of(upload.client), state, upload) if isinstance(self.part, Policy) else state
+
+    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+        """Return the server's state after all uploads of a round."""
+        return self.part.observe_all(self.setting, state, uploads) if isinstance(self.part, Policy) else state
+
+    def measured(self, states: Sequence[State]) -> list[Mapping[str, float | list[float]]]:
+        """Return the figures of each state, if the part has any (see `HasMetrics`)."""
+        return [self.part.measures(state) if state else {} for state in states] if isinstance(self.part, HasMetrics) else []
+
+    def _scheduled(self, s: Setting, client: int, t: int) -> Plan:
+        """The plan of that round, kept for the other clients of its cap."""
+        cap = next((i for i, group in enumerate(self.setting.groups) if client in group.clients), 0)
+        made, plan = self._last.get(cap, (-1, None))
+        if made != t or plan is None:
+            assert isinstance(self.part, Schedule)
+            plan = checked(self.part.plan(s, t), t)
+            made_first = self.hashes[cap][t : t + 1]  # none of a round after the last, which only an audit asks for
+            if made_first and digest(plan) != made_first[0]:
+                raise ConfigError(f"the plan of round {t} is not the one that was made before the first round")
+            self._last[cap] = t, plan
+        return plan
+
+
+def is_common(method: Method, s: Setting) -> bool:
+    """Whether all clients have the same plan in a round, which is known before the first."""
+    return isinstance(method.release(s), Schedule) and not s.groups
+
+
+def checked(plan: Any, t: int) -> Plan:
+    """Return a plan.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"a release's `plan` returned {type(plan).__name__} for round {t}; it must return a Plan")
+    return plan
+
+
+def _hashes(schedule: Schedule, s: Setting) -> list[bytes]:
+    found: list[bytes] = []
+    before = None
+    for t in range(s.rounds):
+        plan = checked(schedule.plan(s, t), t)
+        found.append(found[-1] if plan is before else digest(plan))
+        before = plan
+    return found
 
 
 def sum_noise(s: Setting) -> bool:
@@ -111,3 +227,222 @@ def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
     """Whether that view sees a sum that carries the noise of several uploads, none of which was cut off by a clamp."""
     noise_of_each = plan.place == "upload" and plan.clamp is None and promises(plan, s.layout)
     return noise_of_each and view is not View.SERVER and s.can_share
+
+
+def run_variation(method: Method, s: Setting) -> float:
+    """Bound on the total variation between all that a run draws and its ideal law: noise of each client, and Poisson samples.
+
+    Of a search it is that of all its runs and their scores, by their expected number.
+    """
+    clients = s.cohort if s.sampling == "fixed" else s.clients
+    draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
+    extras = sum(math.prod(shape) for shape in extras_of(method, s).values())
+    one = draws * total_variation(s.layout.dimension + extras)
+    if s.sampling == "poisson":  # a word for each client
+        one += s.rounds * total_variation(s.clients)
+    if s.example_clip is not None:  # a word for each example that can join
+        one += draws * total_variation(s.example_cap)
+    if s.selection is not None:
+        one = s.selection.runs * (one + total_variation(1))
+    return min(1.0, one)
+
+
+def charged_bound(
+    events: Sequence[Event], delta: float, variation: float, adjacency: Adjacency, selection: Selection | None = None
+) -> tuple[float, str]:
+    """Epsilon at `delta` and its accountant: that of ideal noise at delta less what the sampler adds.
+
+    Where the sampler adds 1 % of delta or more it is that of ideal noise, which is among the assumptions.
+
+    Args:
+        variation: of all noise from its ideal law. selection: how the run with these releases was chosen.
+    """
+
+    def bound(delta: float) -> tuple[float, str]:
+        if selection is not None:
+            return selection.bound(events, delta, adjacency)
+        return accountant.bound(events, delta, adjacency=adjacency)
+
+    epsilon, name = bound(delta)
+    left = charged_delta(epsilon, delta, variation)
+    if left == delta:
+        return epsilon, name
+    dearer, its_name = bound(left)
+    added = sampler_adds(variation, dearer, delta)
+    return (dearer, its_name) if added is not None and added <= delta - left else (epsilon, name)
+
+
+def charged_delta(epsilon: float, delta: float, variation: float) -> float:
+    """Delta less twice what the sampler adds at `epsilon`, or at less; all of it where ideal noise is assumed."""
+    return delta * (1 - 2 * (sampler_adds(variation, epsilon, delta) or 0.0) / delta)
+
+
+def sampler_line(variation: float, epsilon: float, delta: float) -> str:
+    """What a statement says of the sampler; nothing where ideal noise is assumed."""
+    added = sampler_adds(variation, epsilon, delta)
+    if added is None:
+        return ""
+    return (
+        f"the noise sampler is within total variation {variation:.2g} of ideal Gaussian noise over the whole run; that adds "
+        f"{added:.2g} to delta, which delta = {delta:g} includes"
+    )
+
+
+def sampler_adds(variation: float, epsilon: float, delta: float) -> float | None:
+    """What the sampler adds to delta; None where that is 1 % of it or more. Nothing where nothing is proven."""
+    if math.isinf(epsilon):
+        return 0.0
+    try:
+        return sampler_delta(variation, 1, 1, epsilon, delta)
+    except ConfigError:
+        return None
+
+
+ROUNDING = 1e-6
+"""Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
+
+
+def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") -> Setting:
+    """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
+
+    Clients with caps of their own each get the noise multiplier of theirs.
+    """
+    if s.noise_cohort is not None and s.noise_multiplier is None:
+        return _extrapolated(method, s, s.noise_cohort, accountant)
+    if s.noise_multiplier is not None or s.epsilon is None:
+        return s
+
+    def noise(epsilon: float) -> float:
+        def planned(z: float) -> list[Event]:
+            return run_releases(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
+
+        if reasons := [event.reason for event in planned(1.0) if isinstance(event, Unbounded)]:
+            raise ConfigError(f"privacy.epsilon = {epsilon:g}: no noise reaches it, for {reasons[0]}{_instead(s)}")
+        delta, pair = charged_delta(epsilon, s.delta, variation), s.scope.adjacency
+        if s.selection is not None and (law := s.selection.law) is not None:
+            return needed_noise_multiplier(law, planned, epsilon, delta, adjacency=pair) * (1 + 2 * ROUNDING)
+        return calibrate(epsilon, delta, planned, accountant=accountant, adjacency=pair) * (1 + 2 * ROUNDING)
+
+    caps, variation = _client_caps(method, s), run_variation(method, replace(s, noise_multiplier=1.0))
+    groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
+    return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
+
+
+def _instead(s: Setting) -> str:
+    """What to do where DP-SGD is to protect clients."""
+    if s.example_clip is None or s.scope.unit is not Unit.CLIENT:
+        return ""
+    return (
+        ": set privacy.unit = 'record'; or, to protect clients, training.local = 'sgd' with a method that clips and noises their "
+        "updates, such as method.name = 'dp-fedavg'"
+    )
+
+
+def _extrapolated(method: Method, s: Setting, larger: NoiseCohort, accountant: AccountantName) -> Setting:
+    """The noise on the sum by which the mean has the noise that it would have in the larger federation."""
+    size = replace(s, clients=larger.clients, cohort=larger.clients_per_round, epsilon=larger.epsilon, noise_cohort=None)
+    return replace(s, noise_multiplier=calibrated(method, size, accountant).z * s.cohort / larger.clients_per_round)
+
+
+def _client_caps(method: Method, s: Setting) -> Sequence[float]:
+    """The checked caps of all clients, or none."""
+    caps = method.client_epsilons(s)
+    if not caps:
+        return ()
+    if s.scope.view is not View.SERVER:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and in the {s.scope.view} view every round's sum is charged to "
+            f"all clients: set privacy.view = 'server'"
+        )
+    if len(caps) != s.clients or not all(0 < cap < math.inf for cap in caps) or max(caps) != s.epsilon:
+        raise ConfigError(
+            f"{method.name}.client_epsilons must give one finite epsilon > 0 for each of the {s.clients} clients, the largest "
+            f"equal to privacy.epsilon = {s.epsilon}; it gives {len(caps)} of them, from {min(caps):g} to {max(caps):g}"
+        )
+    return caps
+
+
+def check_groups(method: Method, s: Setting) -> None:
+    """Refuse a setting that lacks the caps which the method gives its clients.
+
+    Raises:
+        ConfigError: no target was given from which they follow, or the method's own `calibrate` left them out.
+    """
+    if method.client_epsilons(s) and not s.groups:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and no noise was calibrated to them: set privacy.epsilon to the "
+            f"largest of them, and let `calibrate` be that of MethodConfig"
+        )
+
+
+_PRICED = 10_000
+"""Plans that are priced one by one before a run begins."""
+
+
+def check_weights(method: Method, s: Setting) -> None:
+    """Refuse a sum that promises anything and is divided by a weight that shows who took part.
+
+    Raises:
+        ConfigError: clients drawn independently weigh by their number of examples.
+    """
+    if weighting_of(method) != "examples" or s.sampling != "poisson" or not sum_noise(s):
+        return
+    if not any(isinstance(event, Unbounded) for event in releases_to(method, s, s.scope.view)):
+        raise ConfigError(
+            f"{method.name}: clients drawn by Poisson sampling weigh by their number of examples, so the denominator of the mean "
+            f"tells who took part and can be read off the model: set method.weighting = 'uniform' or training.sampling = 'fixed'"
+        )
+
+
+def check_declared(method: Method, s: Setting, model: Tensor) -> Planner:
+    """Return what makes the run's plans, once what the method says that it releases was held against them.
+
+    The plans of a schedule are all made, hashed and priced, for the server and the aggregate view where all clients have them. Of
+    a policy the first plan is: the others are held against the budget when they are charged.
+
+    Args:
+        model: the initial global model [d].
+
+    Raises:
+        ConfigError: `releases` understates a view, or the release is of no known type.
+    """
+    check_weights(method, s)
+    check_groups(method, s)
+    release = method.release(s)
+    planner = Planner.of(release, s)
+    views = (View.SERVER, View.AGGREGATE) if planner.common else (s.scope.view,)
+    for client, one in ({min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}).items():
+        first = Released(0, model, None, client=client)
+        rounds = range(min(one.rounds, _PRICED)) if isinstance(release, Schedule) else range(1)
+        plans = [release.plan(one, t) if isinstance(release, Schedule) else planner.plan(first, planner.start()) for t in rounds]
+        for view in views:
+            _hold(method.name, releases_to(method, one, view), _priced(plans, one, view), one, view)
+    return planner
+
+
+def _hold(name: str, declared: list[Event], planned: list[Event], s: Setting, view: View) -> None:
+    """Refuse releases that cost less than the plans do."""
+    if any(isinstance(event, Unbounded) for event in declared):
+        return
+    low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
+    if high > low * (1 + 1e-4):
+        raise ConfigError(
+            f"{name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost {high:.4g}: correct "
+            f"`releases`, or leave it to the default, which reads the plans"
+        )
+
+
+def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
+    """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
+    scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
+    counted: Counter[Event] = Counter()
+    for t, plan in enumerate(plans):
+        if isinstance(plan, Raw):
+            return [Unbounded(plan.reason)]
+        plan = plan if s.evaluation is None else s.evaluation.beside(plan, s.layout)
+        shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
+        counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
+    gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
+    others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]
+    repeated = [e if isinstance(e, Unbounded) else replace(e, count=e.count * n) for e, n in others]
+    return [*repeated, Gaussian(math.hypot(*gaussian[: s.participations]))]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.selection import Selection
 from fedveil.accounting.types import Scope, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import DpSgd
-from fedveil.release.evaluation_counts import EvaluationCounts
+from fedveil.release.release_layout import EvaluationCounts
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import LocalSpec
@@ -55,7 +55,7 @@ class Setting:
         groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
             of the largest cap.
         task: what is learned, with its public constants.
-        final_model: which model is handed over (see `fedveil.federation.final_model`).
+        final_model: which model is handed over (see `fedveil.federation.evaluation`).
         selection: how the run was chosen among others of equal price, or None for a run that stands alone.
         grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
         evaluation: counts that leave beside each update, or None without.

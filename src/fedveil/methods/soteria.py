@@ -10,8 +10,7 @@ from pydantic import Field
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import Release, Setting, Unproven
-from fedveil.methods.defence import Defence, last_matrix
-from fedveil.methods.gradient_compression import quantile
+from fedveil.methods.gradient_compression import Defence, last_matrix, quantile
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
     """
     import torch
 
-    from fedveil.models.frozen_parts import frozen_digest
-    from fedveil.models.module_checks import own_copy
+    from fedveil.models.trainable import frozen_digest, own_copy
 
     network = own_copy(module).requires_grad_(False).eval()
     x_train, x_test = (_features(network, dataset, x) for x in (dataset.x_train, dataset.x_test))

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedveil.accounting.formatting import at_most
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most
+from fedveil.configuration.config import toml_values
 from fedveil.configuration.public_setting import layout_of, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
-from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, refusal
 from fedveil.mechanism.cost import event_of
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
-from fedveil.methods.calibration import ROUNDING
-from fedveil.methods.parts import Schedule
-from fedveil.methods.run_cost import noise_of
+from fedveil.methods.method import Schedule
+from fedveil.methods.run_cost import ROUNDING, noise_of
 from fedveil.run.assembly import planned_charges
 from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.run.resolve import resolve

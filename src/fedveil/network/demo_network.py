@@ -23,18 +23,17 @@ from fedveil.accounting.types import Gaussian, Unbounded
 from fedveil.configuration.config import Config
 from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError
+from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.filters import best_order
-from fedveil.ledger.owner_only import owner_only_folder
-from fedveil.network.certificates import make_client_key
 from fedveil.network.consent import Consent, Limits, judged
 from fedveil.network.deployed_data import public_part
-from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network
 from fedveil.network.offers import offer_of
 from fedveil.network.programs import ends_with_parent, free_port
 from fedveil.network.serve import Serving, serve
 from fedveil.run.assembly import planned_charges
 from fedveil.run.resolve import resolve
-from fedveil.run.run_lock import claimed
+from fedveil.run.run_directory import claimed
 from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:

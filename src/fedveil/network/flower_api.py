@@ -22,9 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from fedveil.errors import ConfigError
-from fedveil.flower.flower_messages import parts_of, record
 from fedveil.flower.quiet import require_flower
-from fedveil.flower.wire_format import WireError
+from fedveil.flower.wire_format import WireError, parts_of, record
 from fedveil.network.careful_grid import CarefulGrid
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What the server's operator has on disk: the authority, the server's certificate, and who was admitted.
+"""Keys, certificates, and the folder of the server's operator with the clients that were admitted.
 
 ca.pem              given to every client        ca.key, server.pem, server.key, secret   given to nobody
 network.json        host and port                clients/0000-alice.pub                   client 0 is who has this key
@@ -6,17 +6,157 @@ network.json        host and port                clients/0000-alice.pub         
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import secrets
 import shutil
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from fedveil.errors import ConfigError
-from fedveil.ledger.owner_only import owner_only_folder
-from fedveil.ledger.whole_files import DRAFT, replace_whole
-from fedveil.network.certificates import AUTHORITY, SERVER, SERVER_KEY, make_authority, make_server, public_key_of
+from fedveil.ledger.files import DRAFT, owner_only_folder, replace_whole
+
+AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+
+
+def make_authority(folder: Path) -> None:
+    """Write an authority into the folder: `ca.pem`, which every client gets, and `ca.key`, which nobody else gets."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    made = _signed(name, name, key.public_key(), key, _AUTHORITY_DAYS, [(x509.BasicConstraints(True, 0), True), (usage, True)])
+    _write_private(folder / AUTHORITY_KEY, key)
+    replace_whole(folder / AUTHORITY, made.public_bytes(Encoding.PEM))
+
+
+def make_server(folder: Path, host: str) -> None:
+    """Write a key and a certificate for a server of that name or address, signed by the folder's authority."""
+    authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
+    signer = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{folder / AUTHORITY_KEY} is no key that fedveil net init made")
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    names = [_general(host), *([] if host == "127.0.0.1" else [_general("127.0.0.1")])]
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(False, None), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+    ]
+    made = _signed(name, authority.subject, key.public_key(), signer, _SERVER_DAYS, extensions)
+    _write_private(folder / SERVER_KEY, key)
+    replace_whole(folder / SERVER, made.public_bytes(Encoding.PEM))
+
+
+def make_client_key(path: Path) -> None:
+    """Write a key pair as Flower wants them: the private one at `path`, the public one beside it with the ending .pub.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    public_path = path.with_name(path.name + ".pub")
+    if there := next((p for p in (path, public_path) if p.exists()), None):
+        raise ConfigError(
+            f"{there} exists, and a key is never overwritten, for the server knows its client by it: join with --key {path} as "
+            f"it is, or give another name"
+        )
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    replace_whole(public_path, public + b" " + path.name.encode() + b"\n")
+    try:
+        replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+    except OSError:
+        public_path.unlink()
+        raise
+
+
+def public_key_of(path: Path) -> bytes:
+    """A client's public key, as Flower names its node by.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
+        raise ConfigError(f"{path} is no public key ({problem}): give the file that ends in .pub") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_readable(authority: Path, key: Path) -> None:
+    """Whether Flower could use a client's two files; it would be turned away for ever with others.
+
+    Raises:
+        ConfigError: one of them is something else.
+    """
+    try:
+        x509.load_pem_x509_certificate(authority.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"--ca {authority} is no certificate ({problem}): give the server's ca.pem") from None
+    try:
+        private = load_ssh_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as problem:
+        raise ConfigError(f"--key {key} is no private key without a password ({problem}): give NAME of fedveil net key") from None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"--key {key}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _signed(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    extensions: list[tuple[x509.ExtensionType, bool]],
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False)
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
+
 
 _FILE, _SECRET, _CLIENTS = "network.json", "secret", "clients"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")

@@ -18,15 +18,14 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import FedveilError
-from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
-from fedveil.mechanism.noise_memory import STATE_FILE
+from fedveil.flower.wire_format import printable
+from fedveil.mechanism.mechanisms import STATE_FILE
 from fedveil.network.careful_grid import LastingGrid
-from fedveil.network.certificates import public_key_of
-from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
-from fedveil.network.offers import offer_of
+from fedveil.network.network_folder import public_key_of
+from fedveil.network.offers import ConsentingClients, offer_of
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
 from fedveil.network.superlink import hearing
 from fedveil.run.resolve import resolve, resolve_here, with_run

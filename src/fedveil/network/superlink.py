@@ -28,7 +28,6 @@ from typing import Any, NoReturn
 
 import h11
 
-from fedveil.network.certificates import public_key_of
 from fedveil.network.flower_api import (
     FLEET_ROUTES,
     FLEET_UPLOADS,
@@ -39,7 +38,7 @@ from fedveil.network.flower_api import (
     signer,
     superlink_app,
 )
-from fedveil.network.network_folder import NetworkFolder, open_network
+from fedveil.network.network_folder import NetworkFolder, open_network, public_key_of
 from fedveil.network.server_clock import two_clocks
 
 HANDSHAKE = 30.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import ConfigError
-from fedveil.ledger.whole_files import write_output
+from fedveil.ledger.files import write_output
 from fedveil.run.run_directory import plain
 
 _PLACE = re.compile(r"\{\{([a-z]+\.(?:css|js))\}\}")

@@ -1,4 +1,4 @@
-"""The door itself: check, restrict, clip, put on the grid, noise, seal; charge, hand over.
+"""The door: check, restrict, clip, put on the grid, noise, seal; charge, hand over.
 
 What leaves under a plan that promises anything is integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
 noise that was drawn without looking at them (`grid`, `drawn_noise`, `sampler`). Sums of clients are integer sums. An update that
@@ -23,21 +23,109 @@ from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.cost import event_of, on_grid, per_layer, plan_digest
-from fedveil.mechanism.grid import from_grid
+from fedveil.mechanism.grid import Clipping, from_grid
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload, copied, reason_of
-from fedveil.release.bare_release import float_clipped, float_noised, free_statistics, mean_statistics
-from fedveil.release.checked_update import checked
-from fedveil.release.drawn_noise import DrawnNoise
-from fedveil.release.plan_terms import Terms
-from fedveil.release.release_layout import ReleaseLayout
-from fedveil.release.release_row import Charger, row_of
-from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
+from fedveil.release.noise import DrawnNoise
+from fedveil.release.release_layout import COUNTS, Charger, ReleaseLayout, row_of
+from fedveil.release.sealed import (
+    AGGREGATE,
+    Contribution,
+    SealedUpload,
+    float_clipped,
+    float_noised,
+    free_statistics,
+    mean_statistics,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What follows from a plan alone, before any data are looked at.
+
+    source: the plan as its policy made it. plan: the same, as the door executes and charges it.
+    reason: why nothing can be proven from it, or empty. reads: the private quantities that it was made from.
+    exact: integers leave. clippings: how the update and each extra are clipped, where integers leave.
+    rows: by round, the ledger's row of the first client that released under them; those of others differ in the client alone.
+    """
+
+    source: Plan
+    plan: Plan
+    reason: str
+    reads: tuple[str, ...]
+    exact: bool
+    clippings: Sequence[tuple[slice, Clipping]]
+    rows: dict[int, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: Plan, plan: Plan, parts: ReleaseLayout, reason: str, reads: tuple[str, ...] = ()) -> Terms:
+        """The terms of a plan for releases of this layout."""
+        exact = on_grid(plan, reason, parts.model)
+        return cls(source, plan, reason, reads, exact, clippings(plan, parts) if exact else ())
+
+
+def clippings(plan: Plan, parts: ReleaseLayout) -> list[tuple[slice, Clipping]]:
+    """How update and extras become integers: slices of the flat vector [D], each with its groups and clips."""
+    d = parts.model.dimension
+    grid = [(part, k + plan.mechanism.shift) for part, k in parts.grid(plan)]
+    clips = [clip for _, _, clip in parts.groups(plan)]
+    layers = sum(part.stop <= d for part, _ in grid)
+    found = [(slice(0, d), Clipping.of(grid[:layers], plan.clip, clips[:layers], d))]
+    for (part, k), clip in zip(grid[layers:], clips[layers:], strict=True):
+        n = part.stop - part.start
+        found.append((part, Clipping.of([(slice(0, n), k)], clip, [math.inf], n)))
+    return found
+
+
+def checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout, max_norm: float) -> Tensor:
+    """The flat vector [D] of what training gave.
+
+    Raises:
+        UpdateRefused: it may not leave; what cannot even be looked at may not.
+    """
+    try:
+        return _checked(update, extras, parts, max_norm)
+    except UpdateRefused:
+        raise
+    except Exception as error:
+        raise UpdateRefused(f"what training gave cannot be read: {type(error).__name__}") from error
+
+
+def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout, max_norm: float) -> Tensor:
+    if update is None:
+        raise UpdateRefused("training gave no update")
+    if not isinstance(extras, Mapping):
+        raise UpdateRefused(f"Local.extras must stay a dictionary, got {type(extras).__name__}")
+    if type(update) is not torch.Tensor or update.dtype != torch.float32:
+        kind = getattr(update, "dtype", type(update).__name__)
+        raise UpdateRefused(f"the update must be a float32 tensor, got {kind} ({type(update).__name__})")
+    if update.layout != torch.strided or update.requires_grad:
+        kind = "one that requires a gradient" if update.requires_grad else str(update.layout)
+        raise UpdateRefused(f"the update must be a plain dense tensor, got {kind}")
+    if tuple(update.shape) != (parts.model.dimension,):
+        raise UpdateRefused(f"the update must have shape ({parts.model.dimension},), got {tuple(update.shape)}")
+    vector = parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
+    learned, others = parts.parted(vector)
+    norms = {
+        name: float(torch.linalg.vector_norm(part, dtype=torch.float64)) for name, part in ((None, learned), *others.items())
+    }
+    if not all(map(math.isfinite, norms.values())):
+        kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
+        raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")
+    norms.pop(COUNTS, None)  # they count examples, and have a bound of their own
+    norm = math.hypot(*norms.values())
+    if norm > max_norm:
+        raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {max_norm:g}")
+    return vector
+
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedveil.mechanism.noise_memory import NoiseMemory
+    from fedveil.mechanism.mechanisms import NoiseMemory
     from fedveil.release.noise import Randomness
     from fedveil.training.params import Layout
 

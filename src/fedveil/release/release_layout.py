@@ -1,21 +1,29 @@
-"""What a release is made of: the update in the model's layout, and the named extras of the method."""
+"""The layout of a release, its row in the ledger, and the counts of an evaluation that leave with it.
+
+Both counts of a client add up to at most a public number of examples, which therefore bounds their L2 norm. They leave in the
+same release as the update, and the noise of everything else grows so that the release costs what it cost without them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fedveil.errors import UpdateRefused
+from fedveil.accounting.types import Event
+from fedveil.errors import ConfigError, UpdateRefused
+from fedveil.ledger.ledger import Entry
+from fedveil.mechanism.cost import active_layers, per_layer, plan_mu
 from fedveil.mechanism.grid import Group, exponent_for
+from fedveil.mechanism.plan import Extra, LocalDpSgd, Plan, Raw, reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.mechanism.plan import Plan
     from fedveil.training.params import Layout
+
 
 _DEVIATIONS = 14.0
 """A normal variable is further from its mean with a probability below 2e-44."""
@@ -124,3 +132,114 @@ def _exponent(std: float, clip: float, bits: int) -> int:
 
 def _described(value: object) -> str:
     return f"{getattr(value, 'dtype', type(value).__name__)} of shape {tuple(getattr(value, 'shape', ()))}"
+
+
+class Charger(Protocol):
+    """The part of a ledger that the door needs."""
+
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Write and sync releases that are handed over together, in one transaction, if the budget allows each of them.
+
+        Raises BudgetExhausted, with nothing written, otherwise.
+        """
+        ...
+
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """Charge what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
+        ...
+
+    def admits(self, client: int, event: Event) -> bool:
+        """Whether the client's budget has room for a release of this cost."""
+        ...
+
+
+class NullLedger:
+    """A charger without a budget and without a file."""
+
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Accept the releases."""
+
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """Accept the release."""
+
+    def admits(self, client: int, event: Event) -> bool:
+        """Whatever it costs."""
+        return True
+
+
+def row_of(plan: Plan, parts: ReleaseLayout, *, exact: bool) -> dict[str, Any]:
+    """The columns of a ledger's row that follow from the plan alone. exact: integers leave."""
+    d = parts.model.dimension
+    clip, std = _as_charged(plan, parts.model)
+    extras = [plan.extras[name] for name in parts.extras] if plan.extras else []
+    noised = not isinstance(plan, LocalDpSgd) and any((*std, *(extra.noise_std for extra in extras)))
+    return {
+        "clip": (*clip, *(extra.clip for extra in extras)),
+        "noise_std": (*std, *(extra.noise_std for extra in extras)),
+        "coordinates": (d if plan.support is None else int(plan.support.sum())) + parts.dimension - d,
+        "dimension": parts.dimension,
+        "note": "" if not isinstance(plan, LocalDpSgd) else "DP-SGD inside local training",
+        "grid": _exponents(plan, parts) if exact else None,
+        "mechanism": type(plan.mechanism).__name__.lower() if noised else "none",
+        "extras": tuple(parts.extras) if extras else (),
+        "whole_clip": plan.step.clip if isinstance(plan, LocalDpSgd) else plan.clip,
+    }
+
+
+def _exponents(plan: Plan, parts: ReleaseLayout) -> tuple[int, ...]:
+    """The exponent of the grid of what leaves, for each layer and each extra."""
+    exponents = [k for _, k in parts.grid(plan)]
+    layers = len(exponents) - len(plan.extras)
+    return (*(exponents[:layers] if layers > 1 else exponents[:1] * len(parts.model)), *exponents[layers:])
+
+
+def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
+    """Clip and noise std per layer for the ledger; layers of which nothing is sent have clip 0."""
+    if isinstance(plan, LocalDpSgd):
+        step = plan.step
+        return [step.clip] * len(layout), [step.noise_multiplier * step.clip] * len(layout)
+    sent = set(active_layers(plan, layout))
+    clips = per_layer(plan.clip if plan.layer_clip is None else plan.layer_clip.clamp_max(plan.clip), layout)
+    return [c if i in sent else 0.0 for i, c in enumerate(clips)], per_layer(plan.noise_std, layout)
+
+
+COUNTS = "evaluation"
+"""The name of this extra: [right, wrong]."""
+
+
+@dataclass(frozen=True)
+class EvaluationCounts:
+    """What of each release goes to the counts.
+
+    Args:
+        share: of the release's mu^2, in (0, 1). examples: most examples of a client that count.
+    """
+
+    share: float
+    examples: int
+
+    def beside(self, plan: Plan | Raw, layout: Layout) -> Plan:
+        """The plan with the counts beside its update, at the same mu.
+
+        With noise s on an update and extras of mu m, s / sqrt(1 - share) leaves them sqrt(1 - share) m, and noise
+        examples / (sqrt(share) m) leaves the counts sqrt(share) m.
+
+        Raises:
+            ConfigError: it promises nothing, or sends nothing: there is no noise that the counts could share.
+        """
+        mu = reason_of(plan) or ("" if isinstance(plan, Raw) else plan_mu(plan, layout, 1))
+        if isinstance(plan, Raw) or isinstance(mu, str) or not mu or isinstance(plan, LocalDpSgd) or plan.mechanism.stateful:
+            reason = mu if isinstance(mu, str) else "nothing is sent, or its noise is drawn elsewhere"
+            raise ConfigError(f"privacy.evaluation: counts can leave only beside an update with noise of its own ({reason})")
+        noisier = self._with_noise_times(plan, 1 / math.sqrt(1 - self.share))
+        counts = Extra(float(self.examples), self.examples / (math.sqrt(self.share) * mu))
+        return replace(noisier, extras={**noisier.extras, COUNTS: counts})
+
+    def alone(self, plan: Plan) -> Plan:
+        """The plan of the same price without counts, up to rounding: what `beside` was called with."""
+        return self._with_noise_times(plan, math.sqrt(1 - self.share))
+
+    @staticmethod
+    def _with_noise_times(plan: Plan, factor: float) -> Plan:
+        extras = {name: Extra(e.clip, e.noise_std * factor) for name, e in plan.extras.items() if name != COUNTS}
+        return replace(plan, noise_std=plan.noise_std * factor, extras=extras)

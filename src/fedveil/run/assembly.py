@@ -25,11 +25,9 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.mechanism.noise_memory import STATE_FILE, NoiseMemory
-from fedveil.methods.calibration import ROUNDING
-from fedveil.methods.declared_cost import check_declared
+from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
 from fedveil.methods.method import Method, extras_of, is_own, participation_of
-from fedveil.methods.run_cost import releases_to, run_releases
+from fedveil.methods.run_cost import ROUNDING, check_declared, releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.configuration.config_files import load_recorded, with_model
-from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.model_section import HANDED_OVER
 from fedveil.configuration.public_setting import by_own_clients, require_handed_over
 from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import ConfigError

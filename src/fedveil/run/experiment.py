@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.own_model import built
+from fedveil.configuration.plugins import feature_map
 from fedveil.configuration.public_setting import model_seed
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify
@@ -16,10 +16,10 @@ from fedveil.statement.public_values import TOGETHER
 
 if TYPE_CHECKING:
     from fedveil.accounting.types import Unit
-    from fedveil.configuration.network import Network
+    from fedveil.configuration.model_section import Network
     from fedveil.configuration.public_setting import Population
     from fedveil.configuration.sections import DataSection, PublicSection
-    from fedveil.data.features.feature_map import FeatureMap
+    from fedveil.data.features import FeatureMap
     from fedveil.federation.round import Isolation
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting

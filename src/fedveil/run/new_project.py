@@ -1,4 +1,4 @@
-"""A starter project: a configuration, made-up data, what code the task needs, and a test that runs them."""
+"""A starter project, and the demonstration."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedveil.configuration.config import Config, parse
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
 from fedveil.methods.method_registry import METHODS
@@ -67,3 +68,22 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     for file in sorted(folder.iterdir()):
         if file.is_file():
             yield file.name.replace("gitignore", ".gitignore"), file.read_text(encoding="utf-8")
+
+
+def demo_config() -> Config:
+    """360 clients with about 4 of scikit-learn's digits each; DP-FedAvg, client level, aggregate view."""
+    return parse(
+        {
+            "data": {"name": "digits", "partition": {"kind": "iid", "clients": 360}},
+            "model": {"name": "linear"},
+            "method": {"name": "dp-fedavg", "clip": 0.5},
+            "training": {
+                "rounds": 40,
+                "clients_per_round": 120,
+                "local_epochs": 2,
+                "batch_size": 4,
+                "optimizer": {"name": "sgd", "lr": 0.1},
+            },
+            "privacy": {"epsilon": 8.0, "delta": 1e-4},
+        }
+    )

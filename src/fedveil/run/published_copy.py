@@ -12,13 +12,11 @@ from typing import Any
 
 from fedveil.errors import ConfigError
 from fedveil.federation.history import ALL_FAILED
-from fedveil.ledger.publish import publish_ledger
-from fedveil.run.closing_signature import SIGNATURE
+from fedveil.ledger.ledger import publish_ledger
 from fedveil.run.data_card import CARD
-from fedveil.run.history_files import DECLARED
-from fedveil.run.run_directory import write_json
-from fedveil.run.verification import verification
-from fedveil.statement.statement_json import AUDITS
+from fedveil.run.run_directory import DECLARED, write_json
+from fedveil.run.verification import SIGNATURE, verification
+from fedveil.statement.statement_layout import AUDITS
 
 LEDGER = "ledger.sqlite"
 PUBLIC = (

@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedveil.configuration.config import flat, without_free_keys
-from fedveil.configuration.network import HANDED_OVER
-from fedveil.configuration.toml_text import toml_values
+from fedveil.configuration.config import flat, toml_values, without_free_keys
+from fedveil.configuration.model_section import HANDED_OVER
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns, Row
-from fedveil.run.history_files import DECLARED, joined, parse_columns, parse_table
 from fedveil.run.result import Trivial
-from fedveil.run.run_directory import PRIVATE
+from fedveil.run.run_directory import DECLARED, PRIVATE, joined, parse_columns, parse_table
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_json import read_statement
+from fedveil.statement.statement_layout import read_statement
 from fedveil.tasks.task_registry import built_in_task
 
 T = TypeVar("T")

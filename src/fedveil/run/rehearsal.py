@@ -24,18 +24,17 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluation import evaluate, release_score
 from fedveil.federation.fit import answered, asked, gathered
 from fedveil.federation.isolated import can_fork
 from fedveil.federation.plain_state import tree_parts
 from fedveil.federation.progress import start
 from fedveil.federation.round import client_round
-from fedveil.federation.selection_score import release_score
-from fedveil.mechanism.noise_memory import NoiseMemory
+from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.methods.method import is_own
 from fedveil.models.probe import check_output
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.release_row import NullLedger
+from fedveil.release.release_layout import NullLedger
 from fedveil.run.assembly import federation, shown, spec_for
 from fedveil.run.child_process import in_child
 from fedveil.run.single_examples import check_single_examples

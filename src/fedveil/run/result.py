@@ -9,12 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting.formatting import at_most
+from fedveil.accounting.types import at_most
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns, Row, all_failed
-from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import numbers_table, variant_of
+from fedveil.statement.statement_text import numbers_table, scope_line, variant_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,8 @@ from fedveil.configuration.config_files import read_config
 from fedveil.configuration.plugins import digests
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position
+from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import AGGREGATE, Ledger
-from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.ledger_store import SCHEMA, schema_of
 from fedveil.statement.public_values import TOGETHER
 

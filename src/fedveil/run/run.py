@@ -3,44 +3,102 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import fedveil.run.run_directory as rundir
 from fedveil.configuration.plugins import digests
 from fedveil.data.dataset import strata
+from fedveil.engines.interrupts import put_off
 from fedveil.engines.select_engine import engine, place, settled
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.evaluate import handed_over
+from fedveil.federation.evaluation import handed_over, release_score
 from fedveil.federation.fit import fit
 from fedveil.federation.history import ALL_FAILED, Columns, Record, Row, declared
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.federation.selection_score import release_score
-from fedveil.flower.simulation import FlowerSimulation
+from fedveil.flower.grid_engine import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
-from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
-from fedveil.run.history_files import append_history, as_written, write_history
 from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import data_spec, resolve_here
 from fedveil.run.result import Result, Trivial, trivial_of
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
-from fedveil.run.run_lock import claimed
-from fedveil.run.saving import SavedRounds, SavingEngine
+from fedveil.run.run_directory import append_history, as_written, claimed, write_history
 from fedveil.run.shared_budget import affordable, check_plan, run_name, shared_budget
 from fedveil.run.spending import spending_of
-from fedveil.run.tracked_values import Begun
-from fedveil.run.tracking import Tracker, following, tracker_named
+from fedveil.run.tracking import Begun, Tracker, following, tracker_named
+from fedveil.run.verification import check_opening, conclude, opening
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_json import to_dict
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.training.cores import process_state
+
+if TYPE_CHECKING:
+    from fedveil.federation.round import ClientTask, Engine, Outcome
+
+
+class SavedRounds:
+    """Saves rounds, and reports each once it is saved, in the thread of the run.
+
+    Args:
+        report: called when the last round of `progress` is saved: writes its row and tells it.
+        beside: whether clients may train meanwhile; not where they release by themselves, as on other machines.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, report: Callable[[], None], *, beside: bool) -> None:
+        self.checkpoints, self.report, self.beside = checkpoints, report, beside
+        self._unreported = False
+
+    def save(self, progress: Progress) -> None:
+        """Begin to save what the last round changed; an interruption waits until that has begun, and `finish` then finds it."""
+        with put_off():
+            self.checkpoints.begin(progress)
+            self._unreported = True
+        if not self.beside:
+            self.finish()
+
+    def look(self) -> None:
+        """Report the round if it is saved by now."""
+        if not self.checkpoints.writing:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the round is saved, and report it.
+
+        Raises:
+            FedveilError: it cannot be saved.
+        """
+        unreported, self._unreported = self._unreported, False
+        self.checkpoints.finish()
+        if unreported:
+            self.report()
+
+
+class SavingEngine:
+    """An engine that hands over the outcomes of a round when the round before is saved: only then can they be released."""
+
+    def __init__(self, engine: Engine, saved: SavedRounds) -> None:
+        self._engine, self._saved = engine, saved
+
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
+        """As the engine; the last thing that happens in a round before its releases is that the round before is saved."""
+        for outcome in self._engine.map(tasks):
+            self._saved.look()
+            yield outcome
+        self._saved.finish()
+
+    def __enter__(self) -> Self:
+        self._engine.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._engine.__exit__(*exc)
+
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +106,7 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.federation.engine import Engine
+    from fedveil.federation.round import Engine
     from fedveil.run.experiment import Experiment
 
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.accounting.accountant import rdp_curve
-from fedveil.accounting.composition import rdp_epsilon
+from fedveil.accounting.gaussian import rdp_epsilon
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Event, Gaussian, SecretSample, Unbounded, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.methods.calibration import ROUNDING
-from fedveil.methods.run_cost import releases_to
-from fedveil.methods.sampler_error import charged_bound, charged_delta, run_variation
+from fedveil.methods.run_cost import ROUNDING, charged_bound, charged_delta, releases_to, run_variation
 from fedveil.statement.scope_checks import neighbouring_pair
 
 if TYPE_CHECKING:

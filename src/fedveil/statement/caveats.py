@@ -1,30 +1,233 @@
-"""What every reader of a run's privacy statement must know: its assumptions, what it does not protect, and warnings."""
+"""The caveats of a privacy statement: assumptions, sampling, selection, evaluation, and warnings."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.formatting import at_most, epsilon, number
+from fedveil.accounting.accountant import bound
 from fedveil.accounting.secret_samples import is_amplified
-from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
+from fedveil.accounting.types import (
+    Adjacency,
+    Event,
+    FixedSampleGaussian,
+    Gaussian,
+    Guarantee,
+    SampledGaussian,
+    SeenCountGaussian,
+    Unit,
+    UserRecordsGaussian,
+    View,
+    at_most,
+    epsilon,
+    number,
+)
+from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import lets_statistics_out, reason_of
 from fedveil.methods.base import Fixed
-from fedveil.methods.method import weighting_of
+from fedveil.methods.method import participation_of, weighting_of
 from fedveil.methods.projected import assumptions_of
-from fedveil.methods.run_cost import releases_to
-from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
-from fedveil.statement.evaluation_notes import evaluation_note
-from fedveil.statement.sampling_notes import sampling_notes
-from fedveil.statement.scope_checks import is_vacuous
-from fedveil.statement.selection_notes import selection_assumptions, selection_note
+from fedveil.methods.run_cost import charged_bound, releases_to, run_variation, sampler_adds, sampler_line
+from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 
 if TYPE_CHECKING:
-    from fedveil.accounting.types import Event
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.tasks.task import Task
+
+
+MATTERS = 1.01
+"""Epsilons are quoted side by side where they differ by this factor."""
+
+_RECORDS = (2, 10)
+
+
+def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, memoryless: bool) -> float | None:
+    """Epsilon where the number of participants of each round is seen, if it is more than 1 % above `epsilon`; else None.
+
+    Args:
+        events: of the run. epsilon: proven of them with a hidden number.
+        memoryless: clients keep nothing of one round for the next. Else what they send later may tell who took part, and then
+            nothing is left of the crowd: the only one whose number is seen is the client itself.
+
+    Source: docs/privacy-theorems.md, "The number of participants is seen".
+    """
+    if s.example_clip is not None:
+        return None
+    honest = max(s.clients - s.colluders, 1) if memoryless else 1
+    seen: list[Event] = [
+        SeenCountGaussian(honest, e.rate, e.noise_multiplier, e.count) if isinstance(e, SampledGaussian) else e for e in events
+    ]
+    if not any(map(is_amplified, seen)):
+        return None
+    found, _ = bound(seen, s.delta, adjacency=neighbouring_pair(s.scope, per_example=False))
+    return found if found > MATTERS * epsilon else None
+
+
+def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
+    """Remarks on the run's own view, whose releases are `events`; they change nothing of what is proven.
+
+    Args:
+        memoryless: clients keep nothing of one round for the next, which each sample's being drawn afresh rests on.
+    """
+    secret = _secret_sample(method, s, events) if memoryless else ""
+    return tuple(filter(None, (secret, _several_records(s, events))))
+
+
+def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
+    """What a sample of fixed size would give if nobody saw it, for runs whose every round costs the same Gaussian release."""
+    afresh = s.max_participations is None and s.min_survivors is None and participation_of(method, s) is None
+    summed = s.scope.view is not View.SERVER and s.example_clip is None and isinstance(method.release(s), Fixed)
+    if not (afresh and summed and s.colluders == 0 and s.sampling == "fixed" and s.cohort < s.clients):
+        return ""
+    if not all(isinstance(event, Gaussian) and event.mu > 0 for event in events):
+        return ""
+    rounds = [event for event in events if isinstance(event, Gaussian)]
+    if sum(event.count for event in rounds) != s.rounds:
+        return ""
+    sampled = [FixedSampleGaussian(s.clients, s.cohort, 1 / event.mu, event.count) for event in rounds]
+    pair = neighbouring_pair(s.scope, per_example=False)
+    full, secret = (bound(e, s.delta, adjacency=pair)[0] for e in (rounds, sampled))
+    if secret * MATTERS > full:
+        return ""
+    return (
+        f"{s.cohort} of {s.clients} clients are drawn afresh in each round: against whoever sees the sums and never learns who "
+        f"was drawn, epsilon = {at_most(secret)}; the proven number does not count on that secrecy"
+    )
+
+
+def _several_records(s: Setting, events: Sequence[Event]) -> str:
+    """What DP-SGD promises a user who holds several records of one client; where records are left out, the price is exact."""
+    if s.example_clip is None or s.scope.unit is not Unit.RECORD or s.scope.adjacency is not Adjacency.ZERO_OUT:
+        return ""
+    sampled = [event for event in events if isinstance(event, SampledGaussian)]
+    if not sampled or len(sampled) < len(events):
+        return ""
+    found = []
+    for k in (k for k in _RECORDS if k <= s.records):
+        costs = [UserRecordsGaussian(k, event.rate, event.noise_multiplier, event.count) for event in sampled]
+        found.append(f"{at_most(bound(costs, s.delta, adjacency=s.scope.adjacency)[0])} with {k} records")
+    if not found:
+        return ""
+    return f"a user with several records at one client is protected less: epsilon = {', '.join(found)} (at delta = {s.delta:g})"
+
+
+def selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
+    """How the run was chosen, with the epsilon of one run alone beside that of all; `events` are the releases of one run."""
+    if s.selection is None:
+        return []
+    alone, _ = charged_bound(events, s.delta, run_variation(method, replace(s, selection=None)), s.scope.adjacency)
+    beside = f"one such run alone costs epsilon = {epsilon(alone)}, the whole search {epsilon(proven)}, which is proven"
+    if s.selection.law is None:
+        found = [f"{s.selection.runs:g} runs were looked at, and this is one of them: {beside}"]
+    else:
+        shape = "logarithmic law" if s.selection.shape == 0 else f"negative binomial law of shape {s.selection.shape:g}"
+        found = [
+            f"chosen by private selection among a random number of runs, expected {s.selection.runs:g} ({shape}): {beside}; "
+            f"the number and the other runs stay secret"
+        ]
+    if (noise := s.selection.score_noise) is None:
+        return [
+            *found,
+            "it was chosen by its score on the test set, so that this score says too much, and is no part of the cost",
+        ]
+    deviation = noise / (2 * s.clients)
+    return [
+        *found,
+        f"it was chosen by the mean score of the clients on examples of their own, with noise of standard deviation "
+        f"{number(deviation)}, charged with each run",
+    ]
+
+
+def selection_assumptions(s: Setting) -> list[Assumption]:
+    """What the bound of a search rests on."""
+    if s.selection is None:
+        return []
+    if s.selection.law is None:
+        return [
+            Assumption(
+                f"no more than these {s.selection.runs:g} runs were looked at",
+                "each further run on the same data, of this search or before it, adds its own cost",
+            )
+        ]
+    found = [
+        Assumption(
+            "the number of runs stays secret, and nobody but the machine that made them saw a round, a score or a file of any "
+            "run before the best was handed over",
+            "whoever counts the runs, or sees those that lost, has seen releases that the bound of the best one does not cover",
+        ),
+        Assumption(
+            "how long the search took, and how much power it drew, is not observed",
+            "it grows with the number of runs; nothing that is written keeps it",
+        ),
+        Assumption(
+            "each run drew its settings afresh, from choices that were fixed before the data were seen",
+            "settings chosen after a look at an earlier run's result make the runs depend on each other",
+        ),
+    ]
+    if s.selection.score_noise is None:
+        found.append(
+            Assumption(
+                "the test set, by which the run was chosen, is public",
+                "a score on private data is a release of its own, and nobody charged it",
+            )
+        )
+    return found
+
+
+def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
+    """Refuse counts beside releases that have no noise of their own to share with them.
+
+    Args:
+        proven: in the run's own view.
+
+    Raises:
+        ConfigError: with what to choose instead.
+    """
+    if s.evaluation is None:
+        return
+    main = s.task.main
+    if not main.share or main.sign < 0:
+        raise ConfigError(
+            f"privacy.evaluation counts right answers, and the main metric of task.name = {s.task.name!r} is {main.phrase}: "
+            f"leave it out, or choose a task whose main metric is a share, such as accuracy"
+        )
+    if s.scope.view is View.FINAL:
+        raise ConfigError(
+            "privacy.evaluation with privacy.view = 'final': the counts of each round are seen, and that view speaks of the last "
+            "model alone: set privacy.view = 'aggregate' or 'server'"
+        )
+    if s.example_clip is not None:
+        raise ConfigError(
+            "privacy.evaluation with training.local = 'dp-sgd': noise is added inside training, and counts would leave without "
+            "any: leave one of them out"
+        )
+    if math.isinf(proven.epsilon):
+        raise ConfigError(
+            f"privacy.evaluation: nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), so that counts would "
+            f"not be protected: leave it out, or set privacy.epsilon and a variant that is proven"
+        )
+    release = method.release(s)
+    if isinstance(release, Fixed) and release.always.mechanism.stateful:
+        raise ConfigError(
+            f"privacy.evaluation: the noise of {method.name} is correlated over the rounds, and counts of a round need noise of "
+            f"their own: leave it out, or choose another method"
+        )
+
+
+def evaluation_note(s: Setting) -> list[str]:
+    """What leaves beside each update, and at what price."""
+    if s.evaluation is None:
+        return []
+    counts = f"these counts are {number(100 * s.evaluation.share)} % of its mu^2"
+    return [
+        f"each release holds how many of a client's own test examples the global model gets right and how many wrong, of at most "
+        f"{s.evaluation.examples}: {counts}, and the noise of the update is {number(s.update_noise)} times as large for it"
+    ]
+
 
 _SHOWN = 8
 """How many numbers of a list are written out."""

@@ -6,21 +6,16 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
+from fedveil.accounting.attack_power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.calibration import check_groups
-from fedveil.methods.declared_cost import check_weights
-from fedveil.methods.noise_cohort import check_noise_cohort
-from fedveil.methods.one_price import check_selection
-from fedveil.methods.run_cost import run_releases
-from fedveil.methods.sampler_error import charged_bound, run_variation
+from fedveil.methods.one_price import check_noise_cohort, check_selection
+from fedveil.methods.run_cost import charged_bound, check_groups, check_weights, run_releases, run_variation
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
-from fedveil.statement.evaluation_notes import check_evaluation
+from fedveil.statement.caveats import check_evaluation, seen_count_epsilon
 from fedveil.statement.public_values import beside_the_releases, public_values
-from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
 from fedveil.training.local import remembers
 

@@ -1,16 +1,438 @@
-"""One privacy statement as the institutions ask for it: NIST, OpenDP's registry, an impact assessment, a model card."""
+"""One privacy statement as institutions ask for it: NIST, OpenDP's registry, an impact assessment, a model card.
+
+A field is named as a path into the statement's JSON (`fedveil certify --json`, `statement.json` of a run); the sentences are
+those of the statement.
+
+The questions follow the publication's pyramid and its hazards in our own words (J. Near, D. Darais, N. Lefkovitz and G. Howarth,
+Guidelines for Evaluating Differential Privacy Guarantees, 2025).
+
+Field names and enumerations are those of schemas/deployments-schema.yaml in github.com/opendp/deployments-registry-data. What
+only the curator knows is left out, never filled with a placeholder: the registry's own check refuses the entry until it is added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from fedveil.statement import impact_facts, institution_facts, model_card, nist_answers
-from fedveil.statement.public_figures import RunFigures
-from fedveil.statement.registry_entry import registry_entry
-from fedveil.statement.statement import Statement
-from fedveil.statement.statement_markdown import markdown_section
-from fedveil.statement.statement_text import TextSection
+from fedveil.accounting.types import at_most, number
+from fedveil.errors import ConfigError
+from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
+from fedveil.statement.statement_layout import markdown_section
+from fedveil.statement.statement_text import (
+    SEES,
+    Item,
+    TextSection,
+    facts,
+    in_words,
+    scope_line,
+    unit_in_words,
+    variant_of,
+    verdict_in_words,
+)
+
+_FIELDS = {
+    "promise": ("delta", "scope"),
+    "target": ("target_epsilon", "delta", "scope"),
+    "noise multiplier": ("noise_multiplier",),
+    "accountant": ("accountant",),
+    "run": ("cohort", "clients", "sampling", "rounds", "dimension"),
+}
+INTEGERS = "what leaves with a guarantee is integers with integer noise, whose law is proven in docs/exact-release.md of fedveil"
+PUBLISHED = "published variant: the method as its paper prints it; what the paper claims is no proof"
+
+
+def fact(text: str, *fields: str, why: str = "") -> Item:
+    """A sentence, and the fields of the statement that it comes from."""
+    return Item(f"{one_line(text)} ({', '.join(f'`{field}`' for field in fields)})", one_line(why))
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks and control characters: names in a run directory may be a stranger's."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def opening(statement: Statement) -> TextSection:
+    """What stands on top of each page: that nothing is proven or that it is a simulation, before anything else."""
+    s = statement
+    warnings = [fact(line, f"warnings[{i}]") for i, line in enumerate(s.warnings)]
+    against = [fact(str(c), f"contradictions[{i}]") for i, c in enumerate(s.contradictions())]
+    published = [fact(PUBLISHED, "variant")] if s.variant == "published" else []
+    return TextSection("", (fact(in_words(s), "in_words").text,), items=(*warnings, *against, *published))
+
+
+def heading(name: str, statement: Statement) -> str:
+    """The title of a page: its name, the method, and whether anything is proven."""
+    return f"{name}: {one_line(statement.method)} ({variant_of(statement)})"
+
+
+def why_not_alone(statement: Statement) -> str:
+    """Why the proven epsilon of the promised view may not be quoted alone; empty where it may."""
+    s = statement
+    if math.isinf(s.proven.epsilon):
+        return "nothing is proven"
+    if SIMULATION_ONLY in s.warnings:
+        return SIMULATION_ONLY
+    refuted = s.contradiction(s.scope.view, "proven")
+    return "an audit refutes the proof" if refuted is not None and refuted.label == "REFUTED" else ""
+
+
+def asked(statement: Statement, *names: str) -> list[Item]:
+    """What was asked for, and of which run: those of promise, target, noise multiplier, accountant, run."""
+    lines = facts(statement)
+    return [fact(f"{name}: {lines[name]}", *_FIELDS[name]) for name in names]
+
+
+def numbers(statement: Statement) -> list[Item]:
+    """Claimed and proven epsilon of each view, each with unit, adjacency, view and delta; caps by client."""
+    found = []
+    for i, of_view in enumerate(statement.views):
+        proven, seen, claim = of_view.proven, of_view.seen_count, of_view.claimed
+        label = "proven" if math.isfinite(proven.epsilon) else "nothing proven"
+        found.append(fact(f"{label}: {proven}{f': {proven.reason}' if proven.reason else ''}", f"views[{i}].proven"))
+        if seen is not None:
+            guarantee = replace(proven, epsilon=seen)
+            found.append(fact(f"proven if the number of participants is seen: {guarantee}", f"views[{i}].seen_count", "delta"))
+        if claim is not None:
+            found.append(fact(f"claimed: {claim}{f': {claim.note}' if claim.note else ''}", f"views[{i}].claimed"))
+    for i, group in enumerate(statement.groups):
+        cap = f"epsilon = {at_most(group.epsilon)} at {scope_line(statement)}"
+        found.append(fact(f"proven for {group.clients} clients with a cap of their own: {cap}", f"groups[{i}]", "delta", "scope"))
+    return found
+
+
+def audits(statement: Statement) -> list[Item]:
+    """Lower bounds and estimates from attacks on this configuration or run."""
+    found = [
+        fact(f"audited: {audit}", f"views[{i}].audits[{j}]")
+        for i, numbers in enumerate(statement.views)
+        for j, audit in enumerate(numbers.audits)
+    ]
+    return found or [fact("no audit was made", "views")]
+
+
+def unit(statement: Statement) -> list[Item]:
+    """What is protected, how the neighbouring data differ, and how many units there are."""
+    scope = statement.scope
+    compared = (
+        f"{scope.unit} level, {scope.adjacency.replace('_', '-')}: the guarantee compares whether {unit_in_words(statement)}"
+    )
+    return [fact(compared, "scope"), fact(f"{statement.units} units of privacy", "units")]
+
+
+def adversaries(statement: Statement) -> list[Item]:
+    """Who the adversary of each view is, the promised one marked."""
+    own = statement.scope.view
+    return [
+        fact(f"{view} view{' (promised)' if view is own else ''}: {SEES[view]}", f"views[{i}].proven.scope")
+        for i, view in enumerate(VIEWS)
+    ]
+
+
+def exactness(statement: Statement) -> list[Item]:
+    """How noise is added; nothing where nothing is proven."""
+    return [Item(INTEGERS)] if math.isfinite(statement.proven.epsilon) else []
+
+
+def releases(statement: Statement) -> list[Item]:
+    """How many releases the promised view sees by the plan, by their kind."""
+    where, counts = f"views[{VIEWS.index(statement.scope.view)}].releases", Counter[str]()
+    for release in statement.own.releases:
+        counts[release.event] += release.count
+    bounded = [fact(f"{count} planned releases, event = {kind}", where) for kind, count in counts.items() if kind != "unbounded"]
+    return [*bounded, *([fact("releases without a bound on what they cost", where)] if "unbounded" in counts else [])]
+
+
+def assumptions(statement: Statement) -> list[Item]:
+    return [fact(a.what, f"assumptions[{i}]", why=a.why) for i, a in enumerate(statement.assumptions)]
+
+
+def unprotected(statement: Statement) -> list[Item]:
+    return [fact(line, f"not_protected[{i}]") for i, line in enumerate(statement.not_protected)]
+
+
+def fact_notes(statement: Statement) -> list[Item]:
+    """How to read the numbers of the promised view."""
+    return [
+        fact(f"{line} (at {scope_line(statement)})", f"notes[{i}]", "delta", "scope") for i, line in enumerate(statement.notes)
+    ]
+
+
+def utility(statement: Statement) -> list[Item]:
+    """How large the noise is beside what is to be learned."""
+    block = statement.learnability
+    return [] if block is None else [fact(verdict_in_words(block), "learnability")]
+
+
+class Remaining:
+    """Facts that a page divides among its questions; what no question asks for is left for the end, so that none is lost."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._left = list(items)
+
+    def take(self, *words: str) -> list[Item]:
+        """The facts that hold one of these words, each handed out once; without words all that are left."""
+        found = [item for item in self._left if not words or any(word in item.text for word in words)]
+        self._left = [item for item in self._left if item not in found]
+        return found
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Public facts of a run; what a run that has not ended, or an older one, lacks is empty.
+
+    Args:
+        data: name of the data set. rounds: finished ones. ended: why no more. metrics: of the last evaluation on test data.
+        closing: digest of the closed ledger, 64 hex digits.
+    """
+
+    data: str = ""
+    rounds: int | None = None
+    ended: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    closing: str = ""
+
+    def training(self) -> list[Item]:
+        """What was trained on, and how long."""
+        found = [fact(f"data set: {self.data}", "data.json: name")] if self.data else []
+        if self.rounds is None:
+            return [*found, fact("the run has not ended", "summary.json")]
+        ended = f", ended {self.ended}" if self.ended else ""
+        return [*found, fact(f"{self.rounds} rounds finished{ended}", "summary.json: rounds", "summary.json: ended")]
+
+    def evaluation(self) -> list[Item]:
+        """The figures of the last evaluation; private figures are never among them."""
+        return [fact(f"{name}: {number(value)}", f"summary.json: final.{name}") for name, value in self.metrics.items()]
+
+    def checking(self) -> list[Item]:
+        """The digest under which everybody can check the run."""
+        if not self.closing:
+            return [fact("the ledger is not closed: the run has no closing digest", "ledger.sqlite: closing")]
+        text = f"closing digest {self.closing}, to be checked by `fedveil verify RUN --pin DIGEST`"
+        return [fact(text, "ledger.sqlite: closing")]
+
+
+def read_run_figures(run: Path, closing: str) -> RunFigures:
+    """The public figures of a run directory; nothing of its private folder is read.
+
+    Args:
+        closing: the digest that verification found at the end of the ledger, or an empty string.
+
+    Raises:
+        ConfigError: a file of it is damaged.
+    """
+    summary, card = (_json(run / name) for name in ("summary.json", "data.json"))
+    final = summary.get("final", {})
+    metrics = {name: value for name, value in sorted(final.items()) if name.startswith("test_") and isinstance(value, float)}
+    return RunFigures(card.get("name", ""), summary.get("rounds"), summary.get("ended", ""), metrics, closing)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if isinstance(value, dict):
+            return value
+        problem = "not an object"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = str(error)
+    raise ConfigError(f"{path} cannot be read ({problem}): give a run directory as `fedveil run` left it")
+
+
+IMPACT_TITLE = "Facts for a data protection impact assessment"
+_DISCLAIMER = (
+    "This is no data protection impact assessment and no legal advice. It holds the facts about the method that an assessment "
+    "under GDPR Article 35(7) asks for; each part ends with what remains for the controller to answer."
+)
+_REMAINS = "Remains the controller's: "
+
+
+def impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """One section for each point of Article 35(7)."""
+    yield TextSection("What this is", (_DISCLAIMER,))
+    processing = [*asked(s, "run"), *(run.training() if run else ()), *unit(s), *adversaries(s)]
+    yield TextSection(
+        "(a) The processing",
+        (
+            _REMAINS + "purposes, legitimate interest, kinds of data and of people, origin of the data, recipients, time of "
+            "storage, and who operates the server and the clients.",
+        ),
+        items=tuple(processing),
+    )
+    cost = [*asked(s, "target"), *releases(s), *utility(s), *(run.evaluation() if run else ())]
+    yield TextSection(
+        "(b) Necessity and proportionality, as far as the method tells",
+        (
+            _REMAINS + "whether the purpose needs these data, whether less would do, the legal basis, and how people exercise "
+            "their rights.",
+        ),
+        items=tuple(cost),
+    )
+    risks = [*numbers(s), *fact_notes(s), *audits(s), *unprotected(s)]
+    yield TextSection(
+        "(c) Risks: what is proven, and what is not protected",
+        (_REMAINS + "how likely and how severe these risks are for the people concerned, and all risks outside of training.",),
+        items=tuple(risks),
+    )
+    measures = [*asked(s, "noise multiplier", "accountant"), *assumptions(s), *(run.checking() if run else ())]
+    yield TextSection(
+        "(d) Measures, and what must be ensured for the proof to hold",
+        (
+            _REMAINS + "security of data and machines, how each assumption is ensured, the advice of the data protection "
+            "officer, the views of the people concerned, and whether the authority must be consulted.",
+        ),
+        items=tuple(measures),
+    )
+
+
+CARD_TITLE = "Model card"
+_AUTHORS = (
+    "Only the authors can say: licence, intended and excluded uses, languages, origin of the data, who trained the model, and "
+    "how it does on groups of people."
+)
+
+
+def header(s: Statement) -> str:
+    """The YAML header; every value is a plain word."""
+    tags = sorted({"federated-learning", s.method, *([] if why_not_alone(s) else ["differential-privacy"])})
+    return "\n".join(["---", "library_name: fedveil", "tags:", *(f"- {one_line(tag)}" for tag in tags), "---"])
+
+
+def model_card(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """The sections of the card."""
+    training = [*asked(s, "run", "noise multiplier"), *(run.training() if run else ())]
+    yield TextSection("Training", items=tuple(training))
+    if run is not None:
+        nothing = () if run.metrics else ("No evaluation is recorded.",)
+        yield TextSection("Evaluation", nothing, items=tuple(run.evaluation()))
+    privacy = [*asked(s, "promise", "target", "accountant"), *unit(s), *numbers(s), *audits(s)]
+    yield TextSection("Privacy", items=(*privacy, *fact_notes(s)))
+    if s.assumptions:
+        yield TextSection("What the proof rests on", items=tuple(assumptions(s)))
+    yield TextSection("Limits: what is not protected", items=tuple(unprotected(s)))
+    if run is not None:
+        yield TextSection("How to check it", items=tuple(run.checking()))
+    yield TextSection("To be added", (_AUTHORS,))
+
+
+NIST_TITLE = "Answers to the questions of NIST SP 800-226"
+NOT_OURS = "Not ours: "
+
+
+def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """One section a question."""
+    limits, rests, notes = (Remaining(f(s)) for f in (unprotected, assumptions, fact_notes))
+    yield _answer("Privacy parameters: which epsilon and delta?", numbers(s), asked(s, "target"))
+    several = [*notes.take("several records", "clips whole clients"), *limits.take("a client as a whole")]
+    yield _answer("Unit of privacy: what is protected, and how do neighbouring data differ?", unit(s), several)
+    population = limits.take("what holds for the population")
+    yield _answer("Promise: what may still be learned about people?", population, other="whether learning that harms a group.")
+    yield _answer("Threat model and trust: who is the adversary, and who must be trusted?", adversaries(s), limits.take("sizes"))
+    sampling = [*rests.take("joins each", "drawn afresh"), *notes.take("drawn afresh"), *limits.take("number of participants:")]
+    yield _answer("Sampling: is the sample drawn, and kept secret, as the proof needs it?", asked(s, "run"), sampling)
+    mechanism = [*asked(s, "noise multiplier"), *audits(s), *(run.checking() if run else ())]
+    yield _answer("Mechanism and implementation: is the algorithm right, and does the code do it?", mechanism)
+    exact = [*exactness(s), *rests.take("sampler is ideal"), *notes.take("noise sampler")]
+    yield _answer("Floating point: does the released number format leak?", exact)
+    composed = [*asked(s, "accountant"), *releases(s), *rests.take("takes part in more than")]
+    others = "what other runs and other software release about the same people; `privacy.budget` adds up runs that share it."
+    yield _answer("Composition over time: how do releases add up?", composed, other=others)
+    yield _answer("Tuning: was privacy spent on choices before this run?", limits.take("hyper-parameter tuning"))
+    yield _answer("Side channels: what is seen beside the releases?", limits.take("participation", "absence", "batch-norm"))
+    access = "who may reach raw data, models and logs is decided where they lie."
+    yield _answer(
+        "Security and access control: who reaches the data?", limits.take("figures of a simulation", "test set"), other=access
+    )
+    collected = "which data are collected, how they get to a client and what else is kept there."
+    yield _answer("Data collection exposure: what is at risk before any release?", other=collected)
+    yield _answer("Utility: what does the noise cost?", utility(s), run.evaluation() if run else [])
+    bias = "noise and clipping can cost small groups more than large ones; measure the model on data of each group."
+    yield _answer("Bias: who pays for the noise?", other=bias)
+    yield _answer("Assumptions: what else does the proof rest on?", rests.take(), [*notes.take(), *limits.take()])
+
+
+def _answer(question: str, *items: list[Item], other: str = "") -> TextSection:
+    """What the statement says; what it leaves to others is marked so, and so is what has no answer where nothing is proven."""
+    found = tuple(item for group in items for item in group)
+    text = NOT_OURS + other if other else "" if found else "No answer: nothing is proven."
+    return TextSection(question, (text,) if text else (), items=found)
+
+
+CURATORS = (
+    "deployment.administrative.registry_authors",
+    "deployment.basic.data_curators",
+    "deployment.basic.data_product_region",
+    "deployment.basic.intended_use",
+    "deployment.basic.name",
+    "deployment.basic.publication_date",
+    "url_slug",
+)
+"""Required fields that no statement can fill."""
+
+
+def registry_entry(s: Statement, run: RunFigures | None) -> str:
+    """The entry as JSON, which is YAML as well; keys are sorted."""
+    return json.dumps({"deployment": _deployment(s, run)}, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
+    limits, withheld = Remaining(unprotected(s)), why_not_alone(s)
+    tuning = limits.take("hyper-parameter tuning")
+    missing = f"To be added by the curator before submission: {', '.join(CURATORS)}."
+    checking = run.checking() if run else []
+    return {
+        "basic": {"data_product_type": "Machine learning model", "description": _description(s)},
+        "dp_variant": {
+            **({} if withheld else {"variant_name": "Approximate DP"}),
+            "data_domain": _lines([*asked(s, "run"), *(run.training() if run else ())]),
+            "unprotected_quantities": _lines(limits.take()),
+        },
+        "privacy_loss": _privacy_loss(s),
+        "deployment_model": {
+            "model_name": "Federated",
+            "actors": _lines(adversaries(s)),
+            "trust_assumptions": _lines(assumptions(s)) or "None is listed, since nothing is proven.",
+            "data_source_type": "Static",
+            "access_type": "Non-interactive",
+        },
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": _lines(tuning),
+            "mechanisms": _lines([*asked(s, "noise multiplier"), *exactness(s), *audits(s), *checking]),
+            "composition": _lines([*asked(s, "accountant"), *releases(s)]),
+            "utility": _lines([*utility(s), *(run.evaluation() if run else ())]) or "Not stated.",
+            "additional_information": missing,
+        },
+        "administrative": {"status": "Draft", "tier": 1 if withheld else 3},
+    }
+
+
+def _privacy_loss(s: Statement) -> dict[str, Any]:
+    """Unit and parameters of the promised view; what may not be quoted alone is not among the parameters."""
+    where, withheld = f"views[{VIEWS.index(s.scope.view)}].proven", why_not_alone(s)
+    parameters = {"epsilon": s.proven.epsilon, "delta": s.delta}
+    names = ", ".join(f"{name} (`{where}.{name}`)" for name in parameters)
+    lead = f"No parameters are given: {withheld}." if withheld else f"{names}: {asked(s, 'promise')[0].text}"
+    return {
+        "privacy_unit": f"{s.scope.unit} level",
+        "privacy_unit_details": _lines(unit(s)),
+        "number_of_privacy_units": s.units,
+        **({} if withheld else {"privacy_parameters": parameters}),
+        "privacy_parameters_details": "\n".join([lead, _lines([*numbers(s), *fact_notes(s)])]),
+    }
+
+
+def _description(s: Statement) -> str:
+    section: TextSection = opening(s)
+    return "\n".join(filter(None, [f"{heading('A model', s)}.", _lines(section.items), *section.paragraphs]))
+
+
+def _lines(items: Iterable[Item]) -> str:
+    return "\n".join(f"- {item.text}{f' (why: {item.why})' if item.why else ''}" for item in items)
+
 
 Institution = Literal["nist", "registry", "dpia", "model-card"]
 
@@ -20,16 +442,16 @@ def for_institution(statement: Statement, institution: Institution, run: RunFigu
     if institution == "registry":
         return registry_entry(statement, run)
     if institution == "nist":
-        return _page(nist_answers.TITLE, statement, nist_answers.nist_answers(statement, run))
+        return _page(NIST_TITLE, statement, nist_answers(statement, run))
     if institution == "dpia":
-        return _page(impact_facts.TITLE, statement, impact_facts.impact_facts(statement, run))
-    card = _page(model_card.TITLE, statement, model_card.model_card(statement, run))
-    return f"{model_card.header(statement)}\n\n{card}"
+        return _page(IMPACT_TITLE, statement, impact_facts(statement, run))
+    card = _page(CARD_TITLE, statement, model_card(statement, run))
+    return f"{header(statement)}\n\n{card}"
 
 
 def _page(title: str, statement: Statement, sections: Iterable[TextSection]) -> str:
-    parts = [f"# {institution_facts.heading(title, statement)}"]
-    parts += markdown_section(institution_facts.opening(statement), titled=False)
+    parts = [f"# {heading(title, statement)}"]
+    parts += markdown_section(opening(statement), titled=False)
     for section in sections:
         parts += markdown_section(section)
     return "\n\n".join(parts) + "\n"

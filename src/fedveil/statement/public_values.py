@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
-from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.model_section import HANDED_OVER
 from fedveil.configuration.public_setting import FLOWER_APP, method_of, task_of
-from fedveil.data.features.feature_map import NETWORKS, SHAPES
+from fedveil.data.features import NETWORKS, SHAPES
 from fedveil.methods.method import is_own
 from fedveil.statement.statement import Assumption
 

@@ -20,8 +20,7 @@ from fedveil.data.partition_options import Users
 from fedveil.errors import FedveilError
 from fedveil.federation.history import built_in_columns
 from fedveil.statement.certify import certified
-from fedveil.statement.statement_json import to_dict
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
 from fedveil.verify.ledger_file import read_json

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.accounting._check import at_least, positive
+from fedveil.accounting._numbers import at_least, positive
 from fedveil.accounting.secret_samples import rate_of
 from fedveil.accounting.types import (
     Adjacency,

@@ -29,9 +29,9 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation
 from fedveil.run.data_card import HandedOver, reopened
 from fedveil.run.experiment import EngineSpec, Experiment
-from fedveil.run.history_files import write_history
 from fedveil.run.rehearsal import rehearsed
 from fedveil.run.resolve import opened
+from fedveil.run.run_directory import write_history
 from fedveil.statement.public_values import TOGETHER
 from fedveil.training.cores import process_state
 

@@ -1,16 +1,19 @@
-"""One class for each example."""
+"""Classification: one class for each example, yes or no, or any number of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
 
 from fedveil.data.catalogue import Info
-from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Task, Weight, need_classes, need_weights, weights_of
+from fedveil.errors import ConfigError
+from fedveil.tasks.task import ACCURACY, Column, Task, Weight, need_classes, need_quantities, need_weights, weights_of
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -85,3 +88,159 @@ class Classification(Task):
 
         output, target = evidence
         return means_by_client((output.argmax(1) == target).double(), offsets)
+
+
+class Binary(Task):
+    """One of two classes: cross-entropy of one logit, that of class 1.
+
+    positive_weight: factor of the loss of examples of class 1, public: not computed from private data. The loss of a batch is
+    the plain mean.
+    """
+
+    metrics: ClassVar = (
+        Column("auc", "Area under the ROC curve", "AUC", "higher", share=True),
+        Column("average_precision", "Average precision", "average precision", "higher", share=True),
+        ACCURACY,
+        Column("balanced_accuracy", "Balanced accuracy", "accuracy", "higher", share=True),
+        Column("majority", "Accuracy of always the commoner class", "accuracy", share=True),
+    )
+    loss_unit: ClassVar = "cross-entropy"
+    output_form: ClassVar = "[n, 1], the logit of class 1"
+    trivial_answer: ClassVar = "an order by chance"
+
+    name: Literal["binary"] = "binary"
+    positive_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    def check(self, info: Info) -> None:
+        """Two classes."""
+        need_classes(self.name, info)
+        if info.classes != 2:
+            raise ConfigError(f"task.name = 'binary' learns 2 classes, and {info.name} has {info.classes}: take 'classification'")
+
+    def outputs(self, info: Info) -> int:
+        """One logit."""
+        return 1
+
+    @property
+    def largest_weight(self) -> float:
+        """That of both classes."""
+        return max(1.0, self.positive_weight)
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each example's class."""
+        return None if self.positive_weight == 1 else weights_of((1.0, self.positive_weight), target)[target]
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Binary cross-entropy, times the weight of class 1 where it is the target."""
+        from torch.nn import functional as F
+
+        weight = None if self.positive_weight == 1 else output.new_tensor(self.positive_weight)
+        logit = output.reshape(target.shape)
+        return F.binary_cross_entropy_with_logits(logit, target.to(output.dtype), reduction="none", pos_weight=weight)
+
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return 1 where class 1 is at least as likely as class 0, else 0."""
+        return (output.reshape(-1) >= 0).long()
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """Class 1 is predicted from probability one half on; AUC and average precision ask for the order alone."""
+        from fedveil.tasks.scores import auc, average_precision, class_scores
+
+        logit, target = evidence[0].reshape(-1), evidence[1]
+        found = class_scores((logit >= 0).long(), target, 2)
+        return {
+            "auc": auc(logit, target == 1),
+            "average_precision": average_precision(logit, target == 1),
+            "accuracy": found["accuracy"],
+            "balanced_accuracy": found["recall"],
+            "majority": found["majority"],
+        }
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the AUC of an order by chance; None where all examples are of one class."""
+        return None if bool((target == target[0]).all()) else 0.5
+
+    def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
+        """The AUC by client; None where all its examples are of one class."""
+        from fedveil.tasks.scores import auc
+
+        logit, target = evidence[0].reshape(-1), evidence[1]
+        found = [auc(logit[lo:hi], target[lo:hi] == 1) for lo, hi in pairwise(offsets)]
+        return [None if value != value else value for value in found]
+
+
+class MultiLabel(Task):
+    """Any number of L labels: the mean of the cross-entropies of their logits; targets are 0 and 1 in float32.
+
+    positive_weights: for each label, the factor of the loss where it is 1; public: not computed from private data.
+    """
+
+    metrics: ClassVar = (
+        Column("f1", "F1 score", "micro mean", "higher", share=True),
+        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True),
+        Column("hamming", "Hamming loss", "wrong labels", "lower", share=True),
+        Column("all_zero", "Hamming loss of never a label", "wrong labels", share=True),
+    )
+    loss_unit: ClassVar = "cross-entropy, mean over labels"
+    output_form: ClassVar = "[n, L], a logit for each label"
+    trivial_answer: ClassVar = "always the same labels"
+
+    name: Literal["multi-label"] = "multi-label"
+    positive_weights: tuple[Weight, ...] | None = None
+
+    def check(self, info: Info) -> None:
+        """A row of zeros and ones, and a weight for each label where there are any."""
+        need_quantities(self.name, info, "a 0 or 1 for each label")
+        if len(info.target.shape) != 1:
+            raise ConfigError(f"task.name = 'multi-label' needs targets of shape (labels,); {info.name} has {info.target.shape}")
+        need_weights("positive_weights", self.positive_weights, info, "labels", info.target.shape[0])
+
+    def wrong_targets(self, target: NDArray[Any]) -> str:
+        """All are 0 or 1."""
+        return "" if np.isin(target, (0, 1)).all() else "labels other than 0 and 1"
+
+    @property
+    def largest_weight(self) -> float:
+        """That of an example with every label whose weight is above 1, and no other."""
+        weights = self.positive_weights or (1.0,)
+        return sum(max(1.0, weight) for weight in weights) / len(weights)
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the mean weight of each example's labels; how its labels weigh against each other is in its gradient."""
+        if self.positive_weights is None:
+            return None
+        weights = weights_of(self.positive_weights, target)
+        return weights.where(target == 1, weights.new_ones(())).mean(1)
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the labels."""
+        from torch.nn import functional as F
+
+        weights = None if self.positive_weights is None else output.new_tensor(self.positive_weights)
+        return F.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weights).mean(1)
+
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return 1 for each label that is at least as likely as not, else 0."""
+        return (output >= 0).long()
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """A label is predicted from probability one half on; the AUC is a mean over labels of which both kinds occur."""
+        from fedveil.tasks.scores import mean_auc
+
+        output, target = evidence
+        found, actual = output >= 0, target == 1
+        hits, wrong = int((found & actual).sum()), int((found ^ actual).sum())
+        return {
+            "f1": 2 * hits / max(2 * hits + wrong, 1),
+            "auc": mean_auc(output, actual.T),
+            "hamming": wrong / actual.numel(),
+            "all_zero": float(actual.double().mean()),
+        }
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the F1 score of always the same labels, as many of the commonest ones as score best."""
+        import torch
+
+        counts = target.double().sum(0).sort(descending=True).values
+        given = len(target) * torch.arange(1, len(counts) + 1)
+        return float((2 * counts.cumsum(0) / (given + counts.sum())).max())

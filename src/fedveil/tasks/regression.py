@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.data.catalogue import Info
-from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task, need_quantities
+from fedveil.tasks.task import Column, Task, need_quantities
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from fedveil.data.catalogue import IGNORED, Info
 from fedveil.errors import ConfigError
-from fedveil.tasks.column import Column
-from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights, weights_of
+from fedveil.tasks.task import Column, Evidence, Task, Weight, need_classes, need_weights, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
-from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task, need_quantities
+from fedveil.tasks.task import Column, Task, need_quantities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

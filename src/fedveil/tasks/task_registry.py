@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, refusal
 from fedveil.registry import Registry
-from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task
+from fedveil.tasks.task import Column, Task
 
 Kind = TypeVar("Kind", bound=Task)
 
@@ -19,8 +18,8 @@ TASKS: Registry[type[Task]] = Registry(
     "task",
     {
         "classification": "fedveil.tasks.classification:Classification",
-        "binary": "fedveil.tasks.binary:Binary",
-        "multi-label": "fedveil.tasks.multi_label:MultiLabel",
+        "binary": "fedveil.tasks.classification:Binary",
+        "multi-label": "fedveil.tasks.classification:MultiLabel",
         "regression": "fedveil.tasks.regression:Regression",
         "segmentation": "fedveil.tasks.segmentation:Segmentation",
         "token-prediction": "fedveil.tasks.token_prediction:TokenPrediction",

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import IGNORED, Info
-from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Evidence, Task, need_classes
+from fedveil.tasks.task import ACCURACY, Column, Evidence, Task, need_classes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
-from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.ledger.files import owner_only_folder
 from fedveil.run.run_directory import present
-from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
-from fedveil.statement.statement_markdown import to_markdown
+from fedveil.run.tracking import Begun, epsilons, numbers, settings
+from fedveil.statement.statement_layout import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Columns, Row

@@ -13,9 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.run.history_files import DECLARED, TABLES
-from fedveil.run.run_directory import PRIVATE
-from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
+from fedveil.run.run_directory import DECLARED, PRIVATE, TABLES
+from fedveil.run.tracking import Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Row

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
 from fedveil.tasks.classification import Classification
-from fedveil.tasks.column import Column, HasColumns
-from fedveil.tasks.task import Task
+from fedveil.tasks.task import Column, HasColumns, Task
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.data.own.own_split import FORMS, SplitRule, held_out, owners_of, rule_of
+from fedveil.data.own.cards import FORMS, SplitRule, held_out, owners_of, rule_of
 from fedveil.errors import ConfigError, DataError
 
 RULES = [{"share": 0.3}, {"clients": 0.5}, {"latest": "t", "share": 0.3}, {"latest": "t", "since": 5}]

@@ -20,9 +20,8 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import array_info, of_arrays
 from fedveil.data.own.cards import ArrayCard, OwnCard, TableCard, checked_card
 from fedveil.data.own.casts import Array, Labelled
+from fedveil.data.own.files import by_folders, by_table, read_rows, read_table
 from fedveil.data.own.frames import examples_of, of_table, table_info
-from fedveil.data.own.image_folder import by_folders, by_table
-from fedveil.data.own.table_files import read_rows, read_table
 from fedveil.errors import ConfigError, DataError, refusal
 
 PATHS = ("file", "test_file", "images", "test_images", "table")

@@ -1,23 +1,342 @@
-"""Tables of one's own."""
+"""Tables of any library: their columns, the columns as features, and the table as a data set."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from numbers import Real
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedveil.data.catalogue import Info
-from fedveil.data.dataset import Dataset
-from fedveil.data.origin import Origin
-from fedveil.data.own.cards import TableCard, checked_card
-from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
+from fedveil.data.dataset import Dataset, Origin
+from fedveil.data.own.arrays import OWN_TEST, LabelledExamples, divided, rule_text, separate
+from fedveil.data.own.cards import SplitRule, TableCard, Value, canonical, checked_card, is_number, reading
+from fedveil.data.own.casts import LONGEST, Labelled, as_float, as_ids, as_targets, as_times
 from fedveil.data.own.drawn_by_item import read_by_row
-from fedveil.data.own.encoding import encoded, feature_layout, no_missing, odd_numbers, same_length
-from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
-from fedveil.data.own.frame_columns import column_of, names_of, refuse_unknown
-from fedveil.data.own.own_split import SplitRule
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError, nearest
+
+Array = NDArray[Any]
+_NUMBERS = (Real, Decimal, np.bool_)
+Kind = Literal["number", "text", "date", "object"]
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """Values of one column; those that are absent are 0 or empty in `values`. stored: the type that the table had.
+
+    hint: what may have made a value absent that is none.
+    """
+
+    name: str
+    kind: Kind
+    values: Array
+    absent: NDArray[np.bool_]
+    stored: str
+    hint: str = ""
+
+
+def names_of(table: Any) -> tuple[str, ...]:
+    """The names of the columns.
+
+    Raises:
+        DataError: it is no table, or two columns have one name.
+    """
+    many = [*table.values()] if isinstance(table, Mapping) else table if isinstance(table, list | tuple) else ()
+    if any(hasattr(one, "columns") or hasattr(one, "column_names") for one in many):
+        raise DataError(
+            f"a {type(table).__name__} of {len(many)} tables is not one table: join them, with a column that says whose each row "
+            f"is, such as pd.concat([one.assign(client=name) for name, one in tables.items()])"
+        )
+    names = getattr(table, "column_names", None)
+    if names is None:
+        names = getattr(table, "columns", table if isinstance(table, Mapping) else None)
+    if names is None or hasattr(table, "collect"):
+        fix = (
+            "call its collect() first"
+            if hasattr(table, "collect")
+            else "give a DataFrame of pandas or polars, or a dict of arrays"
+        )
+        raise DataError(f"{type(table).__name__} is not a table in memory: {fix}")
+    found = tuple(names)
+    if not all(isinstance(name, str) for name in found):
+        fix = "rename them, as df.columns = df.columns.astype(str) does"
+        raise DataError(f"the names of the columns must be different texts: {fix}")
+    if len(set(found)) < len(found):
+        raise DataError("the names of the columns must be different texts: rename those that are not")
+    return found
+
+
+def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
+    """Refuse the name of a column that a table has not."""
+    if name not in names:
+        there = f"there are {', '.join(names)}" if names else "the table has no columns at all"
+        raise DataError(f"there is no column {name!r}{nearest(name, names)}; {there}")
+
+
+def column_of(table: Any, name: str) -> TableColumn:
+    """One column.
+
+    Raises:
+        DataError: there is none of that name.
+    """
+    refuse_unknown(name, names_of(table))
+    series = table[name]
+    try:
+        values, stored = _values(series)
+    except TypeError:
+        raise DataError(f"column {name!r} is one {type(series).__name__}: give a value for each row") from None
+    if values.ndim != 1:
+        return TableColumn(name, "object", values, np.zeros(len(values), np.bool_), f"arrays of shape {values.shape[1:]}")
+    found = _sorted_out(name, values, _absent(series, values), stored)
+    pandas = hasattr(series, "isna") and found.kind == "text"
+    return replace(found, hint=", or, where NA is a name, read the file with keep_default_na=False") if pandas else found
+
+
+def _values(series: Any) -> tuple[Array, str]:
+    """As an array, and the type that the table has for it."""
+    kind = getattr(series, "dtype", None) or getattr(series, "type", None)
+    if getattr(kind, "tz", None) or getattr(kind, "time_zone", None):  # which arrays of numpy do not have
+        return _objects(series.to_pylist() if hasattr(series, "to_pylist") else series.to_list()), str(kind)
+    if hasattr(series, "to_numpy"):
+        values = np.asarray(series.to_numpy())
+        return values, str(kind or values.dtype)
+    if isinstance(series, np.ndarray) or hasattr(series, "detach"):
+        values = series if isinstance(series, np.ndarray) else series.detach().cpu().numpy()
+        return values, str(values.dtype)
+    return _objects(list(series)), "numbers"
+
+
+def _objects(listed: list[Any]) -> Array:
+    found = np.empty(len(listed), dtype=object)
+    for i, one in enumerate(listed):
+        found[i] = one
+    return found
+
+
+def _absent(series: Any, values: Array) -> NDArray[np.bool_]:
+    """Where a value is missing: what the table says, and NaN, None and NaT."""
+    if values.dtype.kind in "fMm" and not isinstance(values, np.ma.MaskedArray):
+        found = np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
+    else:
+        found = np.array([_is_missing(one) for one in values.tolist()], dtype=np.bool_)
+    for method in ("isna", "is_null"):
+        if hasattr(series, method):
+            return found | np.asarray(getattr(series, method)(), dtype=np.bool_)
+    return found
+
+
+def _is_missing(one: Any) -> bool:
+    if isinstance(one, Decimal):
+        return one.is_nan()
+    return one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and one != one)
+
+
+def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str) -> TableColumn:
+    if values.dtype.kind in "biuf":
+        clean = np.where(absent, 0, values).astype(values.dtype) if absent.any() else values
+        return TableColumn(name, "number", clean, absent, stored)
+    if values.dtype.kind in "Mm":
+        return TableColumn(name, "date", values, absent, stored)
+    there = values[~absent].tolist()
+    if all(isinstance(one, _NUMBERS) for one in there):  # also where none is there
+        if any(map(_is_long, there)):
+            return TableColumn(name, "object", values, absent, f"whole numbers beyond {LONGEST}, which no float holds apart")
+        numbers = _numbers(there)
+        filled = np.zeros(len(values), dtype=numbers.dtype)
+        filled[~absent] = numbers
+        return TableColumn(name, "number", filled, absent, stored)
+    others = [type(one).__name__ for one in there if not isinstance(one, (str, *_NUMBERS))]
+    if not others:
+        text = np.full(len(values), "", dtype=object)
+        text[~absent] = [canonical(one) for one in there]
+        return TableColumn(name, "text", text.astype(np.str_), absent, stored)
+    dates = set(others) <= {"date", "datetime", "Timestamp"}
+    return TableColumn(name, "date" if dates else "object", values, absent, others[0])
+
+
+def _is_long(one: Any) -> bool:
+    """Whether it is a whole number, and not a float, beyond 64 bits."""
+    if isinstance(one, Decimal):
+        return one.is_finite() and abs(one) > LONGEST and one == one.to_integral_value()
+    return isinstance(one, int) and abs(one) > LONGEST
+
+
+def _numbers(there: list[Any]) -> Array:
+    """Numbers of any kind; those that no type of numpy holds as floats."""
+    found = np.asarray([float(one) if isinstance(one, Decimal) else one for one in there])
+    if found.dtype.kind in "biuf":
+        return found
+    try:
+        return np.array([float(one) for one in there])
+    except OverflowError:
+        return np.full(len(there), np.inf)  # which is refused
+
+
+LISTED = 12
+"""How many columns of one cast are named one by one."""
+_FIXES = {
+    "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
+    "digits": "holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={{{0!r}: [...]}}",
+    "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
+    "object": "holds {1}: give one number or text in each row, or leave it out of features",
+}
+
+
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
+"""How a text begins that is a date."""
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """What the features become: their names, and the public mean and standard deviation of each."""
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
+    """From the card alone, without any data.
+
+    Raises:
+        ConfigError: the card speaks of a column that is no feature, or normalises a category.
+    """
+    for key in ("categories", "missing", "normalise"):
+        for name in getattr(card, key):
+            if name not in features:
+                raise ConfigError(
+                    f"{key} names the column {name!r}, which is no feature{nearest(name, features)}: correct or remove it"
+                )
+            if key == "normalise" and name in card.categories:
+                raise ConfigError(f"normalise names the column {name!r}, which categories turns into 0 and 1: remove one of them")
+    names, mean, std = [], [], []
+    for name in features:
+        values = card.categories.get(name)
+        made = [name] if values is None else [f"{name}={canonical(value)}" for value in values]
+        center, spread = card.normalise.get(name, (0.0, 1.0))
+        names += made
+        mean += [center] * len(made)
+        std += [spread] * len(made)
+    return FeatureLayout(tuple(names), tuple(mean), tuple(std))
+
+
+def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:
+    """The features as (rows, width) float32, and the casts that this took.
+
+    Raises:
+        DataError: columns that the card would have to say more of; the message has a part for each of them.
+    """
+    columns = [column_of(table, name) for name in features]
+    same_length(columns)
+    parts, problems = [], []
+    for column in columns:
+        try:
+            parts.append(_one(column, card))
+        except DataError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise DataError("; ".join(problems))
+    casts: dict[str, list[str]] = {}
+    for column in columns:
+        stored = "numbers" if column.name in card.missing else column.stored  # one missing value makes floats of integers
+        if column.kind == "number" and stored.lower() != "float32" and column.name not in card.categories:
+            casts.setdefault(stored, []).append(column.name)
+    said = tuple(f"{_listed(names)}: {stored} -> float32" for stored, names in casts.items())
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
+
+
+def same_length(columns: Sequence[TableColumn]) -> None:
+    """Refuse columns of different lengths, and of none."""
+    first = len(columns[0].values)
+    if other := next((column for column in columns if len(column.values) != first), None):
+        raise DataError(
+            f"column {columns[0].name!r} has {first} values, and {other.name!r} has {len(other.values)}: give one for each row"
+        )
+    if not first:
+        raise DataError("the table has no rows: give at least one for training and one for testing")
+
+
+def no_missing(column: TableColumn, role: str) -> TableColumn:
+    """The column itself.
+
+    Raises:
+        DataError: values are missing in it.
+    """
+    if column.absent.any():
+        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out{column.hint}")
+    return column
+
+
+def _one(column: TableColumn, card: TableCard) -> Array:
+    fill = card.missing.get(column.name)
+    if column.absent.any() and fill is None:
+        raise DataError(
+            f"{_missing(column)}: give a public constant that stands for them, missing={{{column.name!r}: ...}}, or leave these "
+            f"rows out"
+        )
+    if column.name in card.categories:
+        return _indicators(column, card.categories[column.name], fill)
+    if column.kind == "text" and (odd := odd_numbers(column)):
+        raise DataError(
+            f"column {column.name!r} {odd}them empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that "
+            f"are names need categories={{{column.name!r}: [...]}}"
+        )
+    if column.kind != "number":
+        digits = column.kind == "text" and all(map(is_number, column.values[~column.absent].tolist()))
+        fix = _FIXES["digits" if digits else "date" if _of_dates(column) else column.kind]
+        raise DataError(f"column {column.name!r} {fix.format(column.name, column.stored)}")
+    if isinstance(fill, str):
+        raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
+    values = column.values if fill is None else np.where(column.absent, fill, column.values)
+    return as_float(values, f"column {column.name!r}")[:, None]
+
+
+def odd_numbers(column: TableColumn) -> str:
+    """How many texts of a column are no numbers, where some are, or seem to be in another way of writing; else empty."""
+    texts = column.values[~column.absent].tolist()
+    wrong = [text for text in texts if not is_number(text)]
+    names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
+    if names or not wrong or _of_dates(column):
+        return ""
+    return f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave "
+
+
+def _of_dates(column: TableColumn) -> bool:
+    return column.kind == "text" and all(_DATE.match(text) for text in column.values[~column.absent].tolist())
+
+
+def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:
+    place = {reading(value): i for i, value in enumerate(listed)}
+    if column.kind not in ("number", "text"):
+        raise DataError(f"column {column.name!r} holds {column.stored}: categories are text or numbers")
+    known, where = np.unique(column.values[~column.absent], return_inverse=True)
+    texts = [reading(value) for value in known.tolist()]
+    if any(text not in place for text in texts):
+        count = sum(text not in place for text in texts)
+        raise DataError(
+            f"column {column.name!r} holds {count} value{'s' * (count > 1)} that categories[{column.name!r}] does not list: list "
+            f"all that it can have, or replace them first"
+        )
+    if fill is not None and reading(fill) not in place:
+        raise ConfigError(f"missing[{column.name!r}] = {fill!r} is not in categories[{column.name!r}]: list it there, too")
+    codes = np.zeros(len(column.values), np.int64)
+    codes[~column.absent] = np.array([place[text] for text in texts], np.int64)[where.reshape(-1)]
+    codes[column.absent] = 0 if fill is None else place[reading(fill)]
+    return np.eye(len(place), dtype=np.float32)[codes]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
+
+
+def _missing(column: TableColumn) -> str:
+    count = int(column.absent.sum())
+    return f"column {column.name!r} has {count} missing value{'s' * (count > 1)}"
 
 
 def from_frame(

@@ -1,7 +1,7 @@
 // What a run claims and what can be proven of it, as functions of one plain setting `p`:
 // {family, view, unit, adjacency, sampling, schedule, clients, cohort, rounds, noise, clip, dim, delta, records, batch, steps, lr, smooth, prox, density, eta, project, diameter}
 // `noise` is z, noise std / clip of what is released: of each upload in the server view, of a round's sum in the other two.
-// What is particular to a method comes from Python, in #data: see fedveil.pages.explorer_methods. Where noise is added (`noise`):
+// What is particular to a method comes from Python, in #data: see fedveil.pages.explorer. Where noise is added (`noise`):
 // "sum", to each upload in the server view and once to the sum in the others; "shares", always to uploads; "steps", to local steps.
 "use strict";
 

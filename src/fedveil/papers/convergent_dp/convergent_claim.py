@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.accounting._numbers import at_least, non_negative, positive, vector
 from fedveil.accounting.types import Adjacency, View
 from fedveil.errors import ConfigError
 

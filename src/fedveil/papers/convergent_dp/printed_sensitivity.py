@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting._check import at_least, positive
+from fedveil.accounting._numbers import at_least, positive
 from fedveil.errors import ConfigError
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting._check import at_least, open_probability, positive, probability
+from fedveil.accounting._numbers import at_least, open_probability, positive, probability
 from fedveil.accounting.types import Adjacency
 
 

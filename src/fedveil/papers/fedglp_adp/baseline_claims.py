@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting._check import at_least, open_probability, positive, probability
+from fedveil.accounting._numbers import at_least, open_probability, positive, probability
 
 
 def record_steps(batch: int, examples: int, rounds: int, epochs: float, client_rate: float = 1.0) -> tuple[float, float]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.accounting._check import at_least, open_probability, positive
-from fedveil.accounting.composition import zcdp_epsilon
+from fedveil.accounting._numbers import at_least, open_probability, positive
+from fedveil.accounting.gaussian import zcdp_epsilon
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedveil.accounting._check import non_negative, open_probability, positive
-from fedveil.accounting.composition import rdp_epsilons
+from fedveil.accounting._numbers import non_negative, open_probability, positive
+from fedveil.accounting.gaussian import rdp_epsilons
 from fedveil.accounting.subsampled import rdp
 from fedveil.accounting.types import Adjacency
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting._numbers import at_least, non_negative, open_probability, positive
 from fedveil.accounting.gaussian import classical_noise_multiplier
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, log_softmax
 
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive, probability
-from fedveil.accounting._roots import crossing
+from fedveil.accounting._numbers import at_least, crossing, non_negative, open_probability, positive, probability
 from fedveil.accounting.gaussian import delta_of
 from fedveil.errors import ConfigError
 

@@ -11,18 +11,19 @@ from pathlib import Path
 from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
 from fedveil.statement.statement_text import TextSection
-from fedveil.studies.compare.comparison_plan import ComparisonListener, plan
-from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
-from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, column_of
-from fedveil.studies.compare.comparison_text import (
+from fedveil.studies.compare.comparison_plan import By, ComparisonListener, ComparisonSpec, column_of, plan
+from fedveil.studies.compare.comparison_rows import (
+    Row,
     assumptions_of,
+    blocks,
     problem_sentences,
     promise_sentences,
+    rows_of,
     sample_sentences,
     short_names,
 )
-from fedveil.studies.grid.run_grid import run_grid
-from fedveil.tasks.column import Column
+from fedveil.studies.grid import run_grid
+from fedveil.tasks.task import Column
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a comparison runs: each method at each guarantee with each seed, checked and calibrated before anything is trained."""
+"""The plan of a comparison: its specification, and each method at each guarantee with each seed, checked before training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,276 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import method_of
+from scipy.optimize import brentq
+
+from fedveil.configuration.config import Config, override, parse
+from fedveil.configuration.public_setting import calibrated_setting, method_of, objective_of, task_of
+from fedveil.data.partition import checked_options
+from fedveil.data.partition_options import PARTITIONS
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.history import columns_of
+from fedveil.methods.method_registry import METHODS
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import Statement
-from fedveil.studies.compare.claim_targets import at_claim
-from fedveil.studies.compare.comparability import Check
-from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, column_of
-from fedveil.studies.compare.configured import configured, with_partitions
-from fedveil.studies.grid.cell import Cell, Listener
+from fedveil.studies.cell import Cell, Listener
+from fedveil.tasks.task import Column
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+
+
+By = Literal["proven", "claimed"]
+
+
+@dataclass(frozen=True)
+class ComparisonSpec:
+    """Every method at every epsilon with every seed, at equal guarantee.
+
+    Args:
+        config: what all methods share; its method section counts for that method only.
+        methods: `name` or `name:key=value:key=value`; a key with a dot is one of another section.
+        epsilons: guarantees; inf is a run without noise.
+        seeds: each has its own initial model, partition, batches and noise (see `seeds_from`).
+        partitions: `kind`, `kind:value` or `kind:key=value:...`; none for that of the configuration.
+        by: `proven`, the proven variants at equal proven epsilon; `claimed`, the published ones at equal claimed epsilon.
+        metric: the number that is compared, a column of the history after the last round; empty: the main metric of the
+            task.
+
+    Raises:
+        ConfigError: nothing to compare, something given twice, or an impossible value.
+    """
+
+    config: Config
+    methods: Sequence[str]
+    epsilons: Sequence[float]
+    seeds: Sequence[int]
+    partitions: Sequence[str] = ()
+    by: By = "proven"
+    metric: str = ""
+
+    def __post_init__(self) -> None:
+        if self.by not in ("proven", "claimed"):
+            raise ConfigError(f"--by {self.by}: there are proven and claimed")
+        known = columns_of(task_of(self.config)).comparable
+        if self.metric and self.metric not in known:
+            raise ConfigError(f"--metric {self.metric}: there are {', '.join(known)}")
+        if not self.methods or not self.epsilons or not self.seeds:
+            raise ConfigError("give at least one method, one epsilon and one seed")
+        _distinct("--methods", self.methods)
+        _distinct("--epsilon", [f"{e:g}" for e in self.epsilons])
+        _distinct("--seeds", [str(s) for s in self.seeds])
+        _distinct("--partition", self.partitions)
+        if bad := [e for e in self.epsilons if not e > 0]:
+            raise ConfigError(f"--epsilon {bad[0]:g}: an epsilon is a number above 0, or inf for no noise")
+        if self.by == "claimed" and math.inf in self.epsilons:
+            raise ConfigError(
+                "--epsilon inf is a run without noise, of which nothing is claimed: leave it out, or use --by proven"
+            )
+
+
+def column_of(config: Config, metric: str) -> Column:
+    """The column that is compared: `metric`, or the main one of the task."""
+    columns = columns_of(task_of(config))
+    return columns[metric] if metric else columns.main
+
+
+def seeds_from(config: Config, count: int) -> range:
+    """So many seeds, from that of the configuration on."""
+    if count < 1:
+        raise ConfigError(f"--seeds {count}: at least 1 seed is needed, 3 or more to see a spread")
+    return range(config.run.seed, config.run.seed + count)
+
+
+def _distinct(option: str, values: Sequence[str]) -> None:
+    if len(set(values)) < len(values):
+        raise ConfigError(f"{option} names {next(v for v in values if list(values).count(v) > 1)} twice: give each once")
+
+
+PROMISE = ("privacy.view", "privacy.unit", "privacy.adjacency", "privacy.delta")
+"""What an epsilon speaks of; proven ones are equal only where these are."""
+
+
+def configured(config: Config, method: str, by: By = "proven") -> Config:
+    """The configuration with another method: `name:key=value:...`; the configuration's own method keeps its options.
+
+    Raises:
+        ConfigError: an unknown method, or an option that cannot be.
+    """
+    name, *options = method.split(":")
+    kind = METHODS.find(name, "--methods")
+    raw = config.model_dump(mode="json")
+    own = raw["method"] if raw["method"].get("name") == name else {}
+    fields = kind.model_fields
+    raw["method"] = {**own, "name": name}
+    if "variant" in fields:
+        raw["method"]["variant"] = "published" if by == "claimed" else "proven"
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key in ("name", "run.seed", "privacy.epsilon", "privacy.noise_multiplier", "data.partition"):
+            raise ConfigError(
+                f"--methods {method}: {option!r} is not possible; give options as name:key=value:key=value, a key with a dot "
+                "for another section (training.optimizer.lr=0.1); epsilon, seeds and partitions have options of their own"
+            )
+        if by == "proven" and key in PROMISE:
+            raise ConfigError(
+                f"--methods {method}: {key} is part of the guarantee, which is the same for all methods: "
+                f"set it in the configuration (--set {option}); with --by claimed the methods may differ in it"
+            )
+        override(raw, f"{key if '.' in key else f'method.{key}'}={value}")
+    return parse(raw)
+
+
+def with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str, Config]]:
+    """The configuration with each partition, under its name; as it is where none is named."""
+    if not partitions:
+        return [("", config)]
+    return [
+        (text, config.model_copy(update={"data": config.data.model_copy(update={"partition": partition_of(text, config)})}))
+        for text in partitions
+    ]
+
+
+def partition_of(text: str, config: Config) -> dict[str, Any]:
+    """The partition that `kind:value` or `kind:key=value:...` describes, among the configuration's clients by default.
+
+    Raises:
+        ConfigError: an unknown kind or key, an impossible value.
+    """
+    kind, *parts = text.split(":")
+    raw: dict[str, Any] = {"partition": {"kind": kind}}
+    if (clients := config.data.partition.get("clients")) is not None:
+        raw["partition"]["clients"] = clients
+    for part in parts:
+        key, equals, value = part.partition("=")
+        override(raw, f"partition.{key}={value}" if equals else f"partition.{_main_option(kind)}={key}")
+    checked_options(raw["partition"])
+    return dict(raw["partition"])
+
+
+def _main_option(kind: str) -> str:
+    """The option that a bare value stands for: the first that the kind has of its own."""
+    fields = PARTITIONS[kind].model_fields if kind in PARTITIONS else {}
+    own = [key for key in fields if key not in ("kind", "clients")]
+    return own[0] if own else "clients"
+
+
+CLOSE = 1e-3
+"""Claims this near to each other, relatively, count as equal."""
+TIMES = 10
+"""privacy.epsilon is searched up to 4 ** TIMES above or below the wanted claim."""
+
+
+def at_claim(config: Config, epsilon: float) -> Config:
+    """The configuration whose claim is `epsilon`; where there is no claim beside the proof, the one that proves it.
+
+    `privacy.epsilon` of a published variant is what its paper calls epsilon (of a round, of a step, of the whole run), so that
+    the claim of the run can differ from it.
+
+    Raises:
+        ConfigError: the claim does not follow privacy.epsilon, or jumps over the wanted one.
+    """
+    first = _claimed(config, epsilon)
+    if first is None or math.isclose(first, epsilon, rel_tol=CLOSE):
+        return _at(config, epsilon)
+    bracket = _bracket(config, epsilon, first)
+    if bracket is not None:
+        found = math.exp(float(brentq(lambda x: _gap(config, x, epsilon), *bracket, rtol=1e-9)))
+        if math.isclose(_claimed(config, found) or 0.0, epsilon, rel_tol=CLOSE):
+            return _at(config, found)
+    raise ConfigError(
+        f"no privacy.epsilon was found at which the paper claims {epsilon:g}: "
+        f"at privacy.epsilon = {epsilon:g} it claims {first:.4g}, and it does not follow"
+    )
+
+
+def _bracket(config: Config, epsilon: float, first: float) -> tuple[float, float] | None:
+    """Logarithms of two values of privacy.epsilon, one with a claim below the wanted and one above; None where none is found."""
+    start = math.log(epsilon)
+    step = -1 if first > epsilon else 1
+    for times in range(1, TIMES + 1):
+        other = start + step * times * math.log(4)
+        if _gap(config, other, epsilon) * step >= 0:
+            return other - step * math.log(4), other
+    return None
+
+
+def _gap(config: Config, log: float, epsilon: float) -> float:
+    """How far the claim lies above the wanted one, in logarithms."""
+    claimed = _claimed(config, math.exp(log)) or 0.0
+    return math.log(max(claimed, 1e-300)) - math.log(epsilon)
+
+
+def _claimed(config: Config, epsilon: float) -> float | None:
+    method, setting = calibrated_setting(_at(config, epsilon))
+    claim = method.claim(setting)
+    return None if claim is None else claim.epsilon
+
+
+def _at(config: Config, epsilon: float) -> Config:
+    section = config.privacy.model_copy(update={"epsilon": epsilon, "noise_multiplier": None})
+    return config.model_copy(update={"privacy": section})
+
+
+class Check:
+    """Checks configurations; a data set is loaded once, and partitioned once a seed.
+
+    Args:
+        column: the number that is compared.
+    """
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self._loaded: dict[tuple[str, ...], Dataset] = {}
+        self._problems: dict[tuple[str, int], str] = {}
+
+    def problem(self, configs: Sequence[Config]) -> str:
+        """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
+        try:
+            if self.column.name.startswith("mean_personal_"):
+                _needs_personal_models(configs[0], self.column.name)
+        except FedveilError as problem:
+            return str(problem)
+        found = {config.run.seed: said for config in configs if (said := self._partition(config))}
+        if not found:
+            return ""
+        return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}: {'; '.join(dict.fromkeys(found.values()))}"
+
+    def _partition(self, config: Config) -> str:
+        from fedveil.run.assembly import prepare
+        from fedveil.run.resolve import data_spec
+
+        key = config.data.model_dump_json(), config.run.seed
+        source = config.data.name, str(config.data.data_dir), str(config.data.source)
+        if key not in self._problems:
+            try:
+                ready = prepare(data_spec(config), self._loaded.get(source))
+                if config.data.partition.get("kind") != "users":  # which may have cut other tests out of it
+                    self._loaded = {source: ready.dataset}
+                self._problems[key] = ""
+            except FedveilError as problem:
+                self._problems[key] = str(problem)
+        return self._problems[key]
+
+
+def _needs_personal_models(config: Config, metric: str) -> None:
+    """Refuse a configuration that measures no models of the clients' own."""
+    from fedveil.training.local import HasPersonalModel
+
+    if config.run.engine == "flower":
+        raise ConfigError(
+            f"{metric} is measured where run.engine is not 'flower', whose clients keep their own models to themselves"
+        )
+    on_test_set = metric.startswith("mean_personal_test_")
+    if on_test_set and not config.training.personal_on_test_set:
+        raise ConfigError(f"{metric} is measured where training.personal_on_test_set = true: set it")
+    if not on_test_set and not config.data.client_test_fraction:
+        raise ConfigError(f"{metric} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
+    method, setting = calibrated_setting(config)
+    if not isinstance(objective_of(config, method, setting), HasPersonalModel):
+        raise ConfigError(f"{method.name} has no models of the clients' own, so no {metric}; training.measure_trained makes some")
+
 
 SLACK = 1e-4
 """A proven epsilon may be this much above its target, relatively: noise is calibrated to rounding."""

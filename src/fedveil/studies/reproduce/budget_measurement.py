@@ -11,7 +11,7 @@ from fedveil.errors import ConfigError
 from fedveil.papers.ladp_fl.baseline_formulas import epsilon_of_noise
 from fedveil.papers.ladp_fl.ladp_claim import sensitivity_theorem2
 from fedveil.run.recorded_run import read_run
-from fedveil.studies.reproduce.collect import Measured
+from fedveil.studies.reproduce.recipe import Measured
 
 
 def of_budget(config: Config, run: Path | None, folder: Path) -> Measured:

@@ -25,7 +25,7 @@ from fedveil.papers.convergent_dp.convergent_claim import (
     shift,
 )
 from fedveil.papers.convergent_dp.printed_sensitivity import printed_sensitivity, printed_sensitivity_fedprox
-from fedveil.studies.reproduce.collect import Measured
+from fedveil.studies.reproduce.recipe import Measured
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.adversary.attack_kinds import attacked
+from fedveil.adversary.attack import attacked
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.snapshot import snapshot_of
 from fedveil.attacks.attack_registry import ATTACKS
-from fedveil.attacks.label_reconstruction import from_outputs
-from fedveil.attacks.pictures import save_comparison
+from fedveil.attacks.labels import from_outputs
+from fedveil.attacks.metrics import save_comparison
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError, nearest
@@ -32,8 +32,8 @@ from fedveil.run.resolve import data_spec, opened
 from fedveil.run.run_directory import write_text
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.budget_measurement import of_budget
-from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
+from fedveil.studies.reproduce.recipe import Measured
 from fedveil.studies.twin import Change, twin_runs
 
 

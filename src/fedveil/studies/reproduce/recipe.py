@@ -1,4 +1,4 @@
-"""Recipes: the papers' tables and figures as grids of configurations, with the published values beside them.
+"""Recipes: the papers' tables and figures as grids of configurations, with the published values alongside.
 
 A recipe is a TOML file `recipes/METHOD/NAME.toml`. Its rows are all combinations of the entries of its axes; its columns say
 what is collected of each row; `published` holds the paper's values, nested like the axes, then by column if there are several.
@@ -8,13 +8,47 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from fedveil.errors import ConfigError, nearest, unknown
+
+Series = Sequence[tuple[int, float]]
+Measured = Mapping[str, Series]
+"""What a measurement gives of one row: series by name; a figure that belongs to no round stands at round 1."""
+
+
+def _values(series: Series) -> list[float]:
+    return [value for _, value in series]
+
+
+COLLECTORS: dict[str, Callable[[Series], float]] = {
+    "last": lambda series: series[-1][1],
+    "best": lambda series: max(_values(series)),
+    "mean": lambda series: statistics.fmean(_values(series)),
+    "median": lambda series: statistics.median(_values(series)),
+    "sum": lambda series: sum(_values(series)),
+    "spread": lambda series: statistics.pstdev(_values(series)),
+}
+"""`spread` is the standard deviation over the rounds."""
+
+
+def collected(measured: Measured, of: str, collect: str, upto: int | None = None) -> float | str:
+    """One number of a measurement, or why there is none.
+
+    Args:
+        of: the series. collect: the collector. upto: later rounds are left out.
+    """
+    series = measured.get(of, ())
+    if not series:
+        return f"this run has no {of}"
+    considered = [point for point in series if upto is None or point[0] <= upto]
+    return COLLECTORS[collect](considered) if considered else f"nothing was measured up to round {upto}"
+
 
 PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "FedANC", "004": "ALDP-FL"}
 """The five papers by their number, with the name of their method."""
@@ -74,7 +108,7 @@ class Axis(_Part):
 class RecipeColumn(_Part):
     """What is collected of each row.
 
-    of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.collect`). round: the
+    of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.recipe`). round: the
     last one considered, counted from 1 at paper scale; at small scale the round at the same share of the run. times: factor,
     such as 100 for per cent. relative: the value divided by that of the row with these labels instead. missing: why nothing of
     it can be had here; it then holds the published values alone.

@@ -1,4 +1,8 @@
-"""Ours beside theirs as a table, and as result.json, result.md and result.csv."""
+"""The table of a recipe: our values and the paper's, with tests over seeds.
+
+A sample is one number a seed: the same seed has the same data, partition and first model in every row, so rows are paired by it.
+Rounds of one run, and clients of one federation, are no independent samples.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,93 @@ from statistics import stdev
 from typing import Any
 
 from fedveil.run.run_directory import write_json, write_text, write_versions
-from fedveil.studies.reproduce.chance import chance_remarks
-from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
-from fedveil.studies.reproduce.recipe_rows import changes, settings_digest
+from fedveil.studies.reproduce.recipe import PAPERS, Value, compared_axis, shown
+from fedveil.studies.reproduce.recipe_files import changes, settings_digest
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
-from fedveil.studies.reproduce.seed_tests import seed_test_remarks
+from fedveil.studies.statistics import LEVEL, against, against_best
+
+ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
+"""Series that are accuracies."""
+NEAR, SHARE = 1.5, 0.05
+"""At chance is an accuracy of at most NEAR times that of guessing, and no further above it than SHARE of the way to 1."""
+
+
+def chance_remarks(done: Reproduction) -> list[str]:
+    """One sentence for each column and data set of which two or more rows are at chance."""
+    found = []
+    for i, column in enumerate(done.recipe.columns):
+        if column.of not in ACCURACIES or column.relative:
+            continue
+        by_level: dict[float, list[str]] = {}
+        for outcome in done.outcomes:
+            level = _at_chance(outcome, i, column.times)
+            if level is not None:
+                by_level.setdefault(level, []).append(f"{', '.join(outcome.row.labels)} {outcome.mean(i):.3g}")
+        for level, rows in by_level.items():
+            if len(rows) > 1:
+                arms = "both arms" if len(rows) == 2 else f"{len(rows)} arms"
+                found.append(
+                    f"{arms} are at chance ({column.label}: {'; '.join(rows)}, against {column.times * level:.3g} by "
+                    "guessing): their difference says nothing."
+                )
+    return [text[0].upper() + text[1:] for text in found]
+
+
+def _at_chance(outcome: RowOutcome, column: int, times: float) -> float | None:
+    """The chance level of a row that is not above it, else None."""
+    ours = outcome.mean(column)
+    guess = outcome.chance
+    if ours is None or guess is None or ours > times * min(NEAR * guess, guess + SHARE * (1 - guess)):
+        return None
+    return guess
+
+
+def seed_test_remarks(done: Reproduction) -> list[str]:
+    """For each block of rows that differ in the compared axis alone: which rows differ from the largest mean, or a named one."""
+    if done.seeds < 2:
+        return []
+    axis = compared_axis(done.recipe)
+    if axis is None:
+        return []
+    found = []
+    for i, column in enumerate(done.recipe.columns):
+        if not column.relative:
+            found += [text for block in _blocks(done, axis) if (text := _tested(block, axis, i, column.label, done))]
+    if found:
+        small = f"; with {done.seeds} seeds only large differences show" if done.seeds < 6 else ""
+        found.append(f"Tests are two-sided paired t-tests by seed ({done.seeds} seeds), with Holm's correction{small}.")
+    return found
+
+
+def _blocks(done: Reproduction, axis: int) -> Iterator[list[RowOutcome]]:
+    """Rows that agree on all other axes, each with a number for every seed."""
+    blocks: dict[tuple[str, ...], list[RowOutcome]] = {}
+    for outcome in done.outcomes:
+        labels = outcome.row.labels
+        blocks.setdefault((*labels[:axis], *labels[axis + 1 :]), []).append(outcome)
+    yield from blocks.values()
+
+
+def _tested(block: list[RowOutcome], axis: int, column: int, label: str, done: Reproduction) -> str:
+    """One sentence about a block, or nothing where fewer than two rows have several seeds, or the settings decide the figure."""
+    samples = {
+        outcome.row.labels[axis]: dict(enumerate(outcome.values[column]))
+        for outcome in block
+        if outcome.values and not outcome.problems[column] and len(outcome.values[column]) > 1
+    }
+    if len(samples) < 2 or all(len(set(values.values())) == 1 for values in samples.values()):
+        return ""
+    where = ", ".join((*block[0].row.labels[:axis], *block[0].row.labels[axis + 1 :]))
+    where = f"{where}: " if where else ""
+    of = f" ({label})" if len(done.recipe.columns) > 1 else ""
+    if done.against and done.against not in samples:
+        return f"{where}{done.against} has no numbers of several seeds{of}, so nothing is compared with it."
+    tests = against(samples, done.against) if done.against else against_best(samples)
+    best = done.against or f"{next(iter(tests.values())).best} has the largest mean"
+    parts = [
+        f"{name} {t.difference:+.3g} (p = {t.holm:.2g}{'' if t.holm <= LEVEL else ', not shown'})" for name, t in tests.items()
+    ]
+    return f"{where}{best}{of}; less that: {'; '.join(parts)}."
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reproduce a recipe: run its rows, resumably, and put ours beside theirs.
+"""Reproduce a recipe: run its rows, resumably, and put our values alongside the paper's.
 
 Runs lie under `OUT/runs`, one directory for each configuration, so that recipes which need the same run share it; the results of
 a recipe lie under `OUT/RECIPE/SCALE`.
@@ -6,27 +6,72 @@ a recipe lie under `OUT/RECIPE/SCALE`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+
+from fedveil.data.catalogue import REMOTES, info
+from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError, nearest
-from fedveil.studies.reproduce.collect import Measured, collected
 from fedveil.studies.reproduce.recipe import (
+    Measured,
     Only,
     Recipe,
     RecipeColumn,
     RecipeRow,
     check_against,
     check_only,
+    collected,
     kept,
     number,
     rows,
 )
-from fedveil.studies.reproduce.recipe_data import chance_of, unavailable
-from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe_files import SCALES, RowJob, Scale, job_of, load_recipe
 from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
-from fedveil.studies.reproduce.recipe_rows import SCALES, RowJob, Scale, job_of
+
+Presence = Literal["here", "to download", "absent"]
+
+
+def presence(name: str, data_dir: str | None = None) -> Presence:
+    """Whether a data set can be read; if not, whether `fedveil` knows where to download it from."""
+    try:
+        load(name, data_dir, download=False)
+    except DataError:
+        return "to download" if info(name).name in REMOTES else "absent"
+    return "here"
+
+
+def chance_of(data: str, data_dir: str | None = None) -> float | None:
+    """What guessing reaches on the test set: the share of its commonest class, 1 / classes where it is not here.
+
+    None where there are no classes to guess.
+    """
+    try:
+        classes = info(data).classes
+        if classes < 2:
+            return None
+        labels = load(data, data_dir, download=False).y_test
+    except ConfigError:
+        return None
+    except DataError:
+        return 1 / classes
+    return float(np.unique(labels, return_counts=True)[1].max() / labels.size)
+
+
+def unavailable(names: Iterable[str], data_dir: str | None = None) -> dict[str, str]:
+    """The data sets that cannot be had, each with what to do; those that can be downloaded are."""
+    lacking = {}
+    for name in names:
+        if presence(name, data_dir) == "here":
+            continue
+        try:
+            load(name, data_dir)
+        except DataError as error:
+            lacking[name] = str(error)
+    return lacking
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from fedveil.configuration.config import Config, parse
+from fedveil.configuration.config import Config, parse, toml_values
 from fedveil.configuration.public_setting import population_of, setting_of
-from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
-from fedveil.studies.grid.cell import Cell
+from fedveil.studies.cell import Cell
 
 FIXED = ("privacy", "data", "public", "run")
 """Sections that are not tuned: guarantee, data and randomness stay."""

@@ -1,0 +1,154 @@
+"""Statements, plans, ledgers and verifications in the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedveil.errors import ConfigError
+from fedveil.ledger.budgeted_ledger import count_totals, summary
+from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.run.run_directory import plain
+from fedveil.run.verification import TITLES, headline, lines_by_kind, problems
+from fedveil.statement.institutions import Institution, for_institution, read_run_figures
+from fedveil.statement.planner import PlannedRow
+from fedveil.statement.statement import Statement
+from fedveil.verify import Verification
+
+_PATIENCE = 2.0
+"""Seconds after which a bar appears."""
+
+
+@contextmanager
+def reading_progress() -> Iterator[Callable[[int, int], None]]:
+    """Gives a function of (rows read, all rows), which shows a bar on stderr once reading takes longer than two seconds."""
+    columns = TextColumn("reading the ledger"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    bar, start = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
+    task = bar.add_task("")
+
+    def progress(done: int, total: int) -> None:
+        if time.monotonic() - start > _PATIENCE:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield progress
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+MOST = 1000
+"""Rows of a table that somebody may read."""
+
+
+def totals(path: Path) -> list[dict[str, Any]]:
+    """One JSON-able row per client, unit, adjacency and view."""
+    return _read(path, -1)[0]
+
+
+def _read(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
+    """The first rows, or all (-1), and how many there are."""
+    with reading_progress() as progress, Ledger.open(path, read_only=True, progress=progress) as ledger:
+        rows: list[dict[str, Any]] = plain([asdict(t) for t in summary(ledger, most)])
+        return rows, len(rows) if len(rows) < most else count_totals(ledger)
+
+
+def render_ledger(path: Path, console: Console) -> None:
+    """Print the totals as a table; what is the same in all rows stands above it."""
+    rows, count = _read(path, MOST)
+    console.print(f"[bold]Ledger[/] {escape(str(path))}", highlight=False)
+    if not rows:
+        console.print("no release yet")
+        return
+    shared = {k: rows[0][k] for k in rows[0] if all(row[k] == rows[0][k] for row in rows)}
+    known = ", ".join(f"{_name(k)} {_cell(k, v)}" for k, v in shared.items() if v not in (None, 0) or k.endswith("round"))
+    shown = f"all {count} rows" if count == len(rows) else f"the first {len(rows)} of {count} rows (--json gives all)"
+    console.print(escape(known if count == 1 else f"{shown}: {known}"), highlight=False)
+    if len(shared) == len(rows[0]):
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    columns = [k for k in rows[0] if k not in shared]
+    for column in columns:
+        table.add_column(_name(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(k, row[k])) for k in columns))
+    console.print(table)
+
+
+def _name(column: str) -> str:
+    return column.replace("_", " ").replace("sum mu squared", "sum of mu^2")
+
+
+def _cell(column: str, value: Any) -> str:
+    if column == "client" and value == AGGREGATE:
+        return "all together"
+    return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value).replace("_", "-")
+
+
+def print_plan(rows: Sequence[PlannedRow]) -> None:
+    """All ways, best first; those that cannot be had below, with one reason for each."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("unit", "rounds", "clients", "noise multiplier", "R", "accuracy kept"):
+        table.add_column(head, justify="left" if head == "unit" else "right")
+    for row in (row for row in rows if not row.why_not):
+        values = (f"{row.noise_multiplier:.3g}", f"{row.gathered:.2g}", f"{100 * row.share:.0f} %")
+        table.add_row(f"{row.unit}", f"{row.rounds}", f"{row.cohort}", *values)
+    Console().print(table)
+    for reason in dict.fromkeys(row.why_not for row in rows if row.why_not):
+        typer.echo(f"not possible: {reason}")
+    typer.echo(
+        "clients: of a round. R: noise over all rounds against signal.\n"
+        "accuracy kept: of what is above chance without noise, about as linear models did (docs/utility.md)"
+    )
+
+
+_COLOURS = {"contradicted": "red", "unknown": "yellow", "verified": "green", "trust": "cyan"}
+_STYLES = ("green", "red", "yellow")  # by exit status
+
+
+def verification_values(found: Verification) -> dict[str, Any]:
+    """Outcome, closing digest and findings as JSON values."""
+    findings = [finding._asdict() for finding in found.findings]
+    return {"outcome": found.outcome, "closing_digest": found.closing or None, "findings": findings}
+
+
+def render_verification(path: Path, found: Verification, console: Console) -> None:
+    """Print the headline and every finding, contradictions first."""
+    style = f"bold {_STYLES[found.exit_status]}"
+    console.print(headline(str(path), found), style=style, markup=False, highlight=False, soft_wrap=True)
+    for kind, lines in lines_by_kind(found).items():
+        console.print(f"\n{TITLES[kind]}", style=f"bold {_COLOURS[kind]}", highlight=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_alone(institution: Institution | None, as_json: bool, markdown: bool) -> None:
+    """Refuse two formats at once."""
+    if institution is not None and (as_json or markdown):
+        raise ConfigError(f"--as {institution} has a format of its own: leave out --json and --markdown")
+
+
+def print_for_institution(
+    statement: Statement, institution: Institution, run: Path | None = None, found: Verification | None = None
+) -> None:
+    """Print the text alone on stdout; what verification found of a run goes to stderr, and a contradicted run gets no text."""
+    if run is None or found is None:
+        typer.echo(for_institution(statement, institution), nl=False)
+        return
+    typer.echo("\n".join([headline(str(run), found), *problems(found)]), err=True)
+    if found.exit_status == 1:
+        typer.echo(f"no {institution} is written of a contradicted run", err=True)
+        raise typer.Exit(1)
+    typer.echo(for_institution(statement, institution, read_run_figures(run, found.closing)), nl=False)

@@ -1,1 +1,0 @@
-"""Inputs made by a fixed public function of each example, before training."""

@@ -1,0 +1,464 @@
+"""Several models at once: their gradients with stacked parameters, and dense networks as rows of one tensor.
+
+No two lanes ever run at the same time, so nothing in them needs a lock.
+
+Products of matrices may round differently where their operands lie differently in memory, and elementwise functions where a
+vector ends: so rows and batches are filled up to whole vectors, batches to a length that follows from the client's own number of
+examples. What the library makes of that is tried with random numbers before a shape is first used (`keeps_apart`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import repeat
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.rnn import pad_sequence
+
+from fedveil.models.lora import LoraLinear
+from fedveil.models.modules import GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer
+from fedveil.tasks.classification import Classification
+from fedveil.training.local import Local, Plain, forward_precision
+from fedveil.training.params import called_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.round import ClientTask, Context, Failure, Work
+    from fedveil.tasks.task import Task
+    from fedveil.training.local import Client, GradientSource, LocalSpec
+    from fedveil.training.params import FlatModel, Layout
+
+
+@dataclass
+class Request:
+    """The gradient of a batch, asked for by the client whose model is row `row`; answered with its loss, or why there is none."""
+
+    row: int
+    local: Local
+    source: GradientSource
+    x: Tensor
+    y: Tensor
+    answer: Tensor | BaseException | None = None
+
+
+class _Abandoned(KeyboardInterrupt):
+    """Ends a lane whose round was given up; no failure of its client."""
+
+
+class ClientThread:
+    """Runs `work`, stopping at each gradient that it asks for; starts at once and returns at the first stop.
+
+    Attributes:
+        request: what it waits for. result: what `work` returned or raised, once it has ended.
+    """
+
+    def __init__(self, work: Callable[[ClientThread], Work | Failure]) -> None:
+        self.request: Request | None = None
+        self.result: Work | Failure | BaseException | None = None
+        self._work, self._given_up = work, False
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._stopped: SimpleQueue[None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.resume()
+
+    def resume(self) -> None:
+        """Let it run, with its request answered, until it asks again or ends."""
+        self._go.put(None)
+        self._stopped.get()
+
+    def gradient(self, request: Request) -> Tensor:
+        """Called inside the lane: stop until the request is answered."""
+        self.request = request
+        self._stopped.put(None)
+        self._go.get()
+        if self._given_up:
+            raise _Abandoned
+        self.request = None
+        if isinstance(request.answer, BaseException):
+            raise request.answer
+        assert request.answer is not None
+        return request.answer
+
+    def give_up(self) -> None:
+        """End the thread where it stands."""
+        self._given_up = True
+        self._go.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._go.get()
+        try:
+            self.result = self._work(self)
+        except BaseException as error:
+            self.result = error
+        self._stopped.put(None)
+
+
+@dataclass(frozen=True)
+class InStep:
+    """A gradient source whose gradients are computed together with those of the other lanes."""
+
+    inner: GradientSource
+    lane: ClientThread
+    row: int
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the inner source."""
+        return self.inner.batches(local, x, y)
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Ask for the gradient; it is in `local.model.grad` when this returns."""
+        return self.lane.gradient(Request(self.row, local, self.inner, x, y))
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.tasks.task import Task
+    from fedveil.training.local import LocalSpec
+    from fedveil.training.params import FlatModel, Layout
+
+    Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+    """From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
+    Losses = Callable[[Tensor, Tensor], Tensor]
+    """From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."""
+
+_log = logging.getLogger(__name__)
+
+_STACKED: frozenset[type[nn.Module]] = frozenset(
+    (
+        *(nn.Sequential, nn.Identity, nn.Linear, NonDynamicallyQuantizableLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh),
+        *(nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
+        *(LoraLinear, GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer),
+    )
+)
+"""Layers whose gradients are the same for models in a stack, and whose outputs do not depend on the padding of a batch."""
+_STACKED_IF: dict[type[nn.Module], Callable[[Any], bool]] = {
+    nn.Flatten: lambda layer: layer.start_dim > 0,
+    nn.Unflatten: lambda layer: isinstance(layer.dim, int) and layer.dim > 0,
+    nn.Dropout: lambda layer: layer.p == 0 or not layer.training,
+    nn.BatchNorm1d: lambda layer: not layer.training,
+    nn.BatchNorm2d: lambda layer: not layer.training,
+    nn.BatchNorm3d: lambda layer: not layer.training,
+    nn.Embedding: lambda layer: (
+        layer.padding_idx is None and layer.max_norm is None and not (layer.sparse or layer.scale_grad_by_freq)
+    ),
+    nn.MultiheadAttention: lambda layer: layer.batch_first and layer.dropout == 0,
+    nn.TransformerEncoderLayer: lambda layer: layer.activation_relu_or_gelu > 0,
+}
+"""Layers of which that holds with these options."""
+
+
+ONE_BY_ONE = "clients are trained one at a time, because the network cannot be stacked: %s"
+
+
+def one_by_one_because(model: FlatModel, task: Task) -> str:
+    """Return why the gradients of several models in one pass may differ from those of each alone; empty if they do not.
+
+    Known to be right are built-in networks, and others of torch's own layers alone: `torch.func` does not run hooks on tensors,
+    does not see inside scripts, and skips options that change gradients, such as the padding row of a table.
+    """
+    module = model.module
+    if task.own or not task.by_example:
+        return f"the loss of task.name = {task.name!r} is not a built-in mean over examples"
+    if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+        return "its batch normalisation takes statistics of whole batches"
+    for name, part in module.named_modules():
+        allowed = type(part) in _STACKED or (type(part) in _STACKED_IF and _STACKED_IF[type(part)](part))
+        if not allowed:
+            options = " with these options" if type(part) in _STACKED_IF else ""
+            whose = f"{name or 'the network'} is a {type(part).__name__}{options}"
+            return f"{whose}, which is not known to have the same gradients in a stack"
+    if model.has_own_code:
+        return "it has hooks, or functions of its own in the place of a layer's"
+    return ""
+
+
+class Stack:
+    """n models of the same network as rows of one tensor, and the gradients that they ask for.
+
+    As many requests as fit are answered together. Where memory runs out, half as many are from then on. The network must be one
+    that `one_by_one_because` allows.
+
+    Attributes:
+        vectors, grads: [n, d]. models: each on its rows. together: models in one pass.
+    """
+
+    def __init__(self, model: FlatModel, spec: LocalSpec, n: int, task: Task) -> None:
+        self._forward, self.layout, self.spec, self.task = vectorised(model.module), model.layout, spec, task
+        self.vectors = model.vector.new_zeros(n, model.layout.dimension)
+        self.grads = torch.zeros_like(self.vectors)
+        self.models = [model.another(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
+        self.together = n
+
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
+        left = sorted(requests, key=lambda request: request.row)
+        while left:
+            part = left[: self.together]
+            if self._answered(part):
+                left = left[len(part) :]
+
+    def _answered(self, part: Sequence[Request]) -> bool:
+        """Whether this part was answered; if memory ran out, fewer are to be tried."""
+        if len(part) == 1:
+            _alone(part[0])
+            return True
+        try:
+            self._stacked(part)
+        except torch.OutOfMemoryError:
+            self.together = len(part) // 2
+            _log.warning(
+                "memory ran out: %d clients at once from now on (run.clients_at_once lowers it from the start)", self.together
+            )
+            return False
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            for request in part:
+                _alone(request)
+            if not any(isinstance(request.answer, BaseException) for request in part):
+                self.together = 1
+                _log.warning(ONE_BY_ONE, (str(error).splitlines() or [type(error).__name__])[0])
+        return True
+
+    def _stacked(self, part: Sequence[Request]) -> None:
+        x, y, weights = padded([r.x for r in part], [r.y for r in part])
+        rows = _on_device(tuple(r.row for r in part), self.vectors.device)
+        vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
+        losses, grads = gradients((self._forward, self.layout, by_example(self.task)), self.spec, vectors, x, y, weights)
+        self.grads.index_copy_(0, rows, grads)
+        for request, loss in zip(part, losses.unbind(), strict=True):
+            request.answer = loss
+
+
+def _alone(request: Request) -> None:
+    try:
+        request.answer = request.source(request.local, request.x, request.y)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        request.answer = error
+
+
+def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Batches of several clients as one tensor each: examples [n, b, ...], targets [n, b, ...], weights [n, b] that make means.
+
+    Short batches are filled up with their own first example, at weight 0. No batch may be empty.
+    """
+    sizes = tuple(map(len, ys))
+    x, y = (torch.stack([_filled(part, max(sizes)) for part in parts]) for parts in (xs, ys))
+    return x, y, _weights(sizes, x.dtype if x.is_floating_point() else torch.float32, x.device)
+
+
+@lru_cache(maxsize=64)
+def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / size at the first `size` places of each row [n, longest]; kept, so that a GPU need not wait for it at each step."""
+    lengths = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
+    return torch.where(torch.arange(max(sizes)) < lengths, 1.0 / lengths, 0.0).to(device, dtype)
+
+
+@lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
+
+
+def _filled(part: Tensor, length: int) -> Tensor:
+    missing = length - len(part)
+    return part if not missing else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
+
+
+def vectorised(module: nn.Module) -> Forward:
+    """The forward pass of any network, vectorised over models."""
+    return vmap(partial(called_with, module), randomness="different")
+
+
+def by_example(task: Task) -> Losses:
+    """The losses of several models, as of one batch of all their examples."""
+    return lambda output, y: task.losses(output.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+
+
+def gradients(
+    learned: tuple[Forward, Layout, Losses], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
+
+    Args:
+        learned: the forward pass, the layers of the network, and the losses of what comes out.
+        vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
+    """
+    forward, layout, losses_of = learned
+    leaf = vectors.detach().requires_grad_()
+    parts = zip(layout.names, layout.shapes, torch.split(leaf, layout.sizes, 1), strict=True)
+    parameters = {name: part.view(-1, *shape) for name, shape, part in parts}
+    with forward_precision(spec, x.device):
+        output = forward(parameters, x)
+    losses = (losses_of(output.to(vectors.dtype), y) * weights).sum(1)
+    (grads,) = torch.autograd.grad(losses.sum(), leaf)
+    if spec.batch_clip is not None:
+        norms = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
+        grads.mul_((spec.batch_clip / norms.clamp_min(1e-30)).clamp_max(1.0))
+    return losses.detach(), grads
+
+
+LEAST_CLIENTS = 32
+"""Clients of a round from which stacking is chosen by itself."""
+MOST_PRODUCTS = 2**21
+"""Parameters times examples of a batch up to which it is: above, the products take the time, not what surrounds them."""
+
+_ALIGNED = 32
+"""Numbers: two of the longest vectors that processors work on."""
+_DENSE = (nn.Flatten, nn.Identity, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
+
+
+def obstacle(model: FlatModel, spec: LocalSpec, objective: Client, task: Task) -> str:
+    """Why clients cannot be stacked in a run of these; empty where they can."""
+    if not _is_dense(model):
+        return "its network is not a flattening of examples and then dense layers, all of them trained"
+    if type(objective) is not Plain or objective.penalty is not None:
+        return "its method has local training of its own"
+    if task.own or not task.by_example:
+        return "its loss is not a built-in mean over examples"
+    if spec.precision != "float32" or model.vector.device.type != "cpu":
+        return "it does not compute in float32 on a CPU"
+    return ""
+
+
+def _is_dense(model: FlatModel) -> bool:
+    parts = [(name, part) for name, part in model.module.named_modules(remove_duplicate=False) if type(part) is not nn.Sequential]
+    layers = [f"{name}.{own}" for name, part in parts for own, _ in part.named_parameters(recurse=False)]
+    flat = [part for _, part in parts if isinstance(part, nn.Flatten)]
+    return (
+        all(type(part) in _DENSE for _, part in parts)
+        and [(part.start_dim, part.end_dim) for part in flat] == [(1, -1)]
+        and parts[0][1] is flat[0]
+        and layers == list(model.layout.names)
+        and not model.has_own_code
+    )
+
+
+def worthwhile(model: FlatModel, spec: LocalSpec, clients: int) -> bool:
+    """Whether stacking so many clients a round makes them faster (docs/performance.md)."""
+    return clients >= LEAST_CLIENTS and model.layout.dimension * spec.batch_size <= MOST_PRODUCTS
+
+
+def dense(module: nn.Module) -> Forward:
+    """The forward pass of a dense network for n models: [n, b, ...] to [n, b, out], by one product of matrices a layer.
+
+    Examples are columns within, because their products with the slopes are the faster ones backward.
+    """
+
+    def columns(part: nn.Module, name: str, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        if isinstance(part, nn.Sequential):
+            for own, child in part.named_children():
+                x = columns(child, f"{name}{own}.", parameters, x)
+            return x
+        if isinstance(part, nn.Linear):
+            weight, bias = parameters[f"{name}weight"], parameters.get(f"{name}bias")
+            return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x)
+        return x if isinstance(part, nn.Flatten | nn.Identity) else cast("Tensor", part(x))
+
+    return lambda parameters, x: columns(module, "", parameters, x.flatten(2).transpose(1, 2)).transpose(1, 2)
+
+
+def losses_of(task: Task) -> Losses:
+    """The losses of each model's examples; those of few classes take a fraction of the time with the examples as columns."""
+    if type(task) is not Classification:
+        return by_example(task)
+    return lambda output, y: task.losses(output.transpose(1, 2), y)
+
+
+@dataclass
+class Rows:
+    """The models of a stack, for `Local.model`. vector, grad: [n, d]."""
+
+    vector: Tensor
+    grad: Tensor
+
+    def load(self, vector: Tensor) -> None:
+        """Set the parameters of each to `vector` [d]."""
+        self.vector.copy_(vector)
+
+
+def aligned(n: int, d: int) -> Tensor:
+    """[n, d], each row aligned as the first."""
+    return torch.zeros(n, filled(d))[:, :d]
+
+
+def filled(n: int) -> int:
+    return -(-n // _ALIGNED) * _ALIGNED
+
+
+class StackedGradient:
+    """Batches and gradients of clients whose batches have the same shapes, as [n, b, ...] and [n, d]; see `BatchGradient`."""
+
+    def __init__(self, context: Context, forward: Forward, tasks: Sequence[ClientTask]) -> None:
+        self._learned, clients = (forward, context.model.layout, losses_of(context.task)), context.clients
+        self._randomness, self._tasks = context.randomness, tasks
+        ends = clients.offsets[[[task.client, task.client + 1] for task in tasks]]
+        self._starts, self._sizes = (torch.from_numpy(part) for part in (ends[:, :1], np.diff(ends)))
+        self._weights = torch.empty(0)
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """`local.steps` batches; x, y: the examples and targets of all clients."""
+        left, size = local.steps, local.spec.batch_size
+        sizes, most = self._sizes.flatten().tolist(), int(self._sizes.max())
+        if most <= size:  # one batch a pass: its order makes no difference but rounding
+            batch = self._batch(torch.arange(most).expand(len(sizes), -1), self._sizes, x, y)
+            yield from repeat(batch, left)
+            return
+        draws = [self._randomness.generator("batches", task.released.round, task.client) for task in self._tasks]
+        while left > 0:
+            orders = pad_sequence([torch.randperm(n, generator=draw) for n, draw in zip(sizes, draws, strict=True)], True)
+            for begin in range(0, most, size)[:left]:
+                yield self._batch(orders[:, begin : begin + size], (self._sizes - begin).clamp_max(size), x, y)
+                left -= 1
+
+    def _batch(self, order: Tensor, sizes: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples and targets of the first of each client's `order` [n, b], as many as `sizes` [n, 1]; they fill it up, too."""
+        index = torch.arange(filled(order.shape[1]))
+        there = index < sizes
+        places = (order.gather(1, torch.where(there, index, 0)) + self._starts).view(-1)
+        self._weights = torch.where(there, 1.0 / sizes.double(), 0.0).float()
+        examples, targets = (part.index_select(0, places).view(*there.shape, *part.shape[1:]) for part in (x, y))
+        return examples, targets
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        losses, local.model.grad = gradients(self._learned, local.spec, local.model.vector, x, y, self._weights)
+        return losses
+
+
+def keeps_apart(learned: tuple[Forward, Layout, Losses], spec: LocalSpec, shape: tuple[int, int], x: Tensor, y: Tensor) -> bool:
+    """Whether each of so many rows gets, with batches of that length, the same bits as it does alone.
+
+    Args:
+        shape: rows and length. x, y: no examples and no targets, of the right shapes and types.
+    """
+    draw, layout = torch.Generator().manual_seed(0), learned[1]
+    examples, targets = torch.randn(*shape, *x.shape[1:], generator=draw), y.new_zeros(*shape, *y.shape[1:])
+    weights, vectors = torch.rand(*shape, generator=draw), aligned(shape[0], layout.dimension)
+    vectors.normal_(generator=draw).mul_(0.1)
+    together = gradients(learned, spec, vectors, examples, targets, weights)
+    for row in range(shape[0]):
+        own, part = aligned(1, layout.dimension), slice(row, row + 1)
+        own.copy_(vectors[part])
+        alone = gradients(learned, spec, own, examples[part].clone(), targets[part], weights[part].clone())
+        if not all(torch.equal(a[part], b) for a, b in zip(together, alone, strict=True)):
+            return False
+    return True

@@ -1,0 +1,348 @@
+"""The server's step, and the record of a round: noise, clip, coordinates, bytes, a method's own figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedveil.accounting.types import View
+from fedveil.errors import ConfigError
+from fedveil.federation.history import reads_private_data, reserved
+from fedveil.federation.private_code import found_by
+from fedveil.mechanism.cost import per_layer, promises
+from fedveil.mechanism.plan import LocalDpSgd
+from fedveil.methods.method import CoverageMean, Summed, SumServer, UploadServer, weighting_of
+from fedveil.release.dpsgd import step_noise
+from fedveil.release.release_layout import COUNTS
+from fedveil.release.sealed import AGGREGATE
+from fedveil.training.local import HasMetrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.history import Columns, Row
+    from fedveil.federation.progress import Federation, Progress
+    from fedveil.federation.round import Context, Outcome
+    from fedveil.mechanism.plan import Plan, Upload
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
+    from fedveil.training.local import State
+    from fedveil.training.params import Layout
+
+
+def server_step(method: Method, s: Setting, state: State, uploads: Sequence[Upload], model: Tensor) -> tuple[State, Tensor]:
+    """Return the next state of the method's server, and its step [d] of the global model.
+
+    The step is divided by the largest clip of the round where the server's rate is relative to it.
+
+    Raises:
+        ConfigError: the server is of no known type, or its step is no vector.
+    """
+    server = method.server(s)
+    if isinstance(server, SumServer):
+        state, step = server.step(s, state, Summed.of(uploads, model))
+    elif isinstance(server, UploadServer):
+        state, step = server.step(s, state, [replace(upload, start=model) for upload in uploads])
+    else:
+        raise ConfigError(f"{method.name}: `server` returned {type(server).__name__}; allowed are SumServer and UploadServer")
+    if not isinstance(step, torch.Tensor) or step.shape != model.shape or not step.is_floating_point():
+        raise ConfigError(
+            f"{method.name}: the step of its server is {_kind(step)}; "
+            f"it must be floats, one for each of the model's {len(model)} coordinates"
+        )
+    return state, step / max(whole_clip(upload.plan) for upload in uploads) if s.server.relative_to_clip else step
+
+
+def whole_clip(plan: Plan) -> float:
+    """The bound on a whole update: clip C, or the norm of the clips of its layers where these alone bound it."""
+    return plan.clip if plan.layer_clip is None or math.isfinite(plan.clip) else float(plan.layer_clip.norm())
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+Figures = Mapping[str, float | list[float]]
+
+
+_CLEAR = 3.0
+"""A noisy number of examples below so many standard deviations of its noise says nothing."""
+
+
+@dataclass(frozen=True)
+class SeenRound:
+    """The releases of a round, to whoever may see them; None or empty stands for what is not seen.
+
+    Args:
+        senders: number of clients whose release is in the round. skipped: why nothing was released.
+        spent: number of clients whose budget is spent. uploads: with their plans. noise: its variance on each upload and layer.
+        sent: coordinates of each upload. mean: of the uploads, or the uploads where the server's step is made of each of them.
+        norm: of that step. noise_before: expected noise of the rounds before, added up.
+    """
+
+    round: int
+    senders: int | None
+    skipped: str | None = None
+    spent: int | None = None
+    uploads: Sequence[Upload] = ()
+    noise: Sequence[Tensor] | None = None
+    sent: Sequence[int] = ()
+    mean: Sequence[Upload] = ()
+    norm: float | None = None
+    noise_before: float | None = None
+
+    def in_view(self, method: Method, s: Setting) -> SeenRound:
+        """Return what the run's view shows: no plan that was made from private data, and no secret number of clients.
+
+        That number would show in the noise, too, where each client brings its own.
+        """
+        hidden: dict[str, Any] = {}
+        noise = {"noise": None, "noise_before": None}
+        if not shows_models(s):
+            hidden |= {"spent": None, "uploads": (), "mean": (), "norm": None} | noise
+        if reads_private_data(method):
+            hidden |= {"uploads": (), "sent": ()} | noise
+        if s.sampling == "poisson" and s.scope.view is not View.SERVER:
+            brought = s.example_clip is not None or s.min_survivors is not None
+            hidden |= {"senders": None, "skipped": None} | (noise if brought else {})
+        return replace(self, **hidden) if hidden else self
+
+
+def shows_models(s: Setting) -> bool:
+    """Return whether the run's view shows the models before the last."""
+    return s.scope.view is not View.FINAL
+
+
+def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound, policies: Row) -> Row:
+    """Return the public half of a round's record, but for scores and what is spent.
+
+    Args:
+        seen: in the run's view. policies: what the policy measures of states that are made of releases.
+    """
+    row = release_figures(method, s, seen)
+    if shows_models(s):
+        row |= {name: value for name, value in policies.items() if columns[name].public}
+    return row | _noise_so_far(seen, row)
+
+
+def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row, measured: Row) -> Row:
+    """Return all figures of a round but scores and time.
+
+    Args:
+        seen: without regard to the view. released: what follows from it, unless all of that is public. measured: by the objective
+            and the policy.
+    """
+    failed = {o.client: o.error for o in outcomes if o.error}
+    row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **released, **measured}
+    row |= _noise_so_far(seen, row)
+    if not any(o.remote for o in outcomes):  # else the server does not know it
+        trained = [(o.loss, o.examples) for o in outcomes if not o.error]
+        total = sum(n for _, n in trained)
+        row["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
+    return row
+
+
+def release_figures(method: Method, s: Setting, seen: SeenRound) -> Row:
+    """Return the figures that follow from what is seen of a round's releases."""
+    plans: Row = {}
+    if seen.uploads:
+        by_coverage = isinstance(method.server(s), CoverageMean)
+        plans = {} if seen.noise is None else _noise(seen.noise, seen.uploads, s.layout, by_coverage=by_coverage)
+        plans |= _clips(seen.uploads, s.layout)
+        plans["coordinates"] = sum(seen.sent) / len(seen.sent)
+    if seen.sent and seen.senders is not None:
+        plans["uplink_bytes"] = 4 * sum(seen.sent) * (1 if s.scope.view is View.SERVER else seen.senders)
+    row = {"round": seen.round, "participants": seen.senders, "spent_clients": seen.spent, "skipped": seen.skipped}
+    row |= plans | {"update_norm": seen.norm} | evaluation_figures(s, seen.mean, seen.senders)
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _noise_so_far(seen: SeenRound, row: Row) -> Row:
+    """The expected noise of all rounds, where that of each is known; `row` has that of this round."""
+    if seen.noise_before is None or (seen.uploads and "noise_norm" not in row):
+        return {}
+    return {"cumulative_noise_norm": seen.noise_before + row.get("noise_norm", 0.0)}
+
+
+def coordinates(upload: Upload, layout: Layout) -> int:
+    """Return how many coordinates were sent by each client of an upload."""
+    return layout.dimension if upload.support is None else int(upload.support.sum())
+
+
+def _clips(uploads: Sequence[Upload], layout: Layout) -> Row:
+    """The clip of the updates; under DP-SGD, where each example's gradient is clipped instead, that and the batch."""
+    steps = [u.plan.step for u in uploads if isinstance(u.plan, LocalDpSgd)]
+    if len(steps) == len(uploads):
+        return {
+            "example_clip": sum(step.clip for step in steps) / len(steps),
+            "expected_batch": sum(step.expected for step in steps) / len(steps),
+        }
+    bounds = (u.plan.clip if u.plan.layer_clip is None else u.plan.layer_clip for u in uploads)
+    clips = torch.tensor([per_layer(bound, layout) for bound in bounds])
+    return {"clip": sum(whole_clip(u.plan) for u in uploads) / len(uploads), "layer_clip": clips.mean(0).tolist()}
+
+
+def noise_variances(
+    method: Method,
+    s: Setting,
+    uploads: Sequence[Upload],
+    weights: Mapping[int, float],
+    drawn: Mapping[int, Tensor] | None = None,
+    *,
+    remote: bool = False,
+) -> list[Tensor]:
+    """Return the mean variance of the noise on what each upload sent of each layer [L]: the door's, and that drawn in training.
+
+    Args:
+        weights: of each client in the uploads. drawn: power of the noise in training where no plan tells it. remote: clients run
+            where it is not known.
+    """
+    layout = s.layout
+    denominator = s.cohort if weighting_of(method) == "uniform" else sum(weights.values())
+    powers = _training_noise(s, uploads, weights, remote=remote) | dict(drawn or {})
+    result = []
+    for u in uploads:
+        variance = u.noise_std.square()
+        if u.client in powers:
+            variance = variance + powers[u.client] / torch.tensor(_counts(u, layout)).clamp_min(1.0)
+        elif u.client < 0 and powers:
+            shares = torch.zeros(len(layout))
+            for c, own in powers.items():
+                shares = shares + own * (weights[c] / denominator) ** 2
+            variance = variance + shares / torch.tensor(_counts(u, layout)).clamp_min(1.0)
+        result.append(variance)
+    return result
+
+
+def _training_noise(s: Setting, uploads: Sequence[Upload], clients: Iterable[int], *, remote: bool) -> dict[int, Tensor]:
+    """The power per layer [L] of the noise that each client drew in training, as far as plans tell it.
+
+    NaN where a plan that promises nothing leaves it open, and clients run where nothing else is known of them.
+    """
+    plans, powers = {u.client: u.plan for u in uploads}, {}
+    for client in clients:
+        plan = plans.get(client) or plans[AGGREGATE]
+        if isinstance(plan, LocalDpSgd):
+            powers[client] = step_noise(plan.step, s.local, s.layout, uploads[0].round)
+        elif remote and not promises(plan, s.layout):
+            powers[client] = torch.full((len(s.layout),), torch.nan)
+    return powers
+
+
+def _noise(variances: Sequence[Tensor], uploads: Sequence[Upload], layout: Layout, *, by_coverage: bool) -> Row:
+    """Noise of the global step: expected norm, and root mean square per layer over the coordinates that somebody sent.
+
+    Empty where training drew noise of which nothing is known (NaN).
+    """
+    total = sum(u.weight for u in uploads)
+    if by_coverage and any(u.support is not None for u in uploads):
+        variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
+        for u, v in zip(uploads, variances, strict=True):
+            there = torch.ones(layout.dimension) if u.support is None else u.support.float()
+            variance.add_(layout.expand(v * u.weight**2) * there)
+            weight.add_(there, alpha=u.weight)
+        variance /= weight.square().where(weight > 0, torch.ones_like(weight))
+        noise_power = torch.stack([part.sum() for part in layout.split(variance)])
+        reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
+    else:
+        counts, each = torch.tensor([_counts(u, layout) for u in uploads]), torch.stack([*variances])
+        shares = torch.tensor([[(u.weight / total) ** 2] for u in uploads], dtype=each.dtype)
+        summands = (each * shares * counts).numpy()
+        noise_power = torch.from_numpy(np.add.accumulate(summands)[-1])  # one upload after the other
+        reached = counts.amax(0)
+    if noise_power.isnan().any():
+        return {}
+    return {
+        "noise_norm": float(noise_power.sum().sqrt()),
+        "layer_noise_std": (noise_power / reached.clamp_min(1.0)).sqrt().tolist(),
+    }
+
+
+def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | None) -> Row:
+    """What the counts of a round say of the model with which it began: post-processing of what was released.
+
+    Args:
+        uploads: of the round, or one mean of them. senders: how many uploads left the clients, where these are not summed.
+
+    `noisy_METRIC` with the standard deviation of its noise, and `noisy_examples`; nothing where these drown in the noise.
+    """
+    if s.evaluation is None or not uploads:
+        return {}
+    summed = uploads[0].client < 0
+    divided_by = s.cohort if senders is None or s.scope.view is not View.SERVER else senders
+    counts = torch.stack([u.extras[COUNTS] for u in uploads]).double().sum(0)
+    shares = divided_by if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, as many as are planned
+    noise = math.sqrt(shares * sum(u.plan.extras[COUNTS].noise_std ** 2 for u in uploads))
+    right, wrong = (counts * (divided_by if summed else 1)).tolist()
+    total = right + wrong
+    if not total >= _CLEAR * math.sqrt(2) * noise:
+        return {}
+    share, metric = right / total, f"noisy_{s.task.main.name}"
+    deviation = noise * math.hypot(share, 1 - share) / total
+    return {metric: min(max(share, 0.0), 1.0), f"{metric}_std": deviation, "noisy_examples": total}
+
+
+def client_figures(
+    federation: Federation, progress: Progress, clients: Sequence[int], columns: Columns, policies: Sequence[Figures]
+) -> Row:
+    """Return the means of what the objective measures (see `HasMetrics`) over the clients, and all figures of each client.
+
+    An objective's figure gets another name where a column has its name. What it fails to measure, or measures in another shape
+    than a number or one for each layer, is left out.
+
+    Args:
+        policies: what the policy measures of each client, or once for all.
+    """
+    context, objective, measured = federation.context, federation.context.objective, list[Figures]()
+    if isinstance(objective, HasMetrics):
+        allowed = reserved(federation.method, objective, columns), ((), (len(context.model.layout),))
+        measured = [_measured(objective, progress.privates.get(c, {}), allowed, context) for c in clients]
+    row = means(measured)
+    own: dict[int, dict[str, Any]] = {c: {} for c in clients}
+    for cells_of in (measured, () if context.summed else policies):
+        for c, cells in zip(clients, cells_of, strict=False):
+            own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
+    if any(own.values()):
+        row["by_client"] = [{"client": c, **cells} for c, cells in own.items() if cells]
+    return row
+
+
+def _measured(
+    objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], context: Context
+) -> Figures:
+    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all.
+
+    Args:
+        allowed: names that are taken, and shapes that a figure may have.
+    """
+    taken, shapes = allowed
+
+    def measured() -> dict[str, Any]:
+        return {str(name): np.asarray(value, dtype=float).tolist() for name, value in objective.measures(state).items()}
+
+    def apart(name: str) -> str:
+        return apart(f"objective_{name}") if name in taken or name.startswith("test_") else name
+
+    figures = found_by(measured, context) if state else None
+    return {apart(name): value for name, value in (figures or {}).items() if np.shape(value) in shapes}
+
+
+def means(rows: Sequence[Figures]) -> Row:
+    """Of each figure, over those that have it, as a number or as a list of one length."""
+    found: dict[str, list[float | list[float]]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        if len({np.shape(value) for value in values}) == 1:
+            found[name] = values
+    return {name: np.mean(values, axis=0).tolist() for name, values in found.items()}
+
+
+def _counts(upload: Upload, layout: Layout) -> list[float]:
+    """Coordinates sent of each layer [L]."""
+    sent = layout.sizes if upload.support is None else [int(part.sum()) for part in layout.split(upload.support)]
+    return [float(n) for n in sent]

@@ -1,0 +1,164 @@
+"""Files that are written whole or not at all, private files, and the head of a ledger.
+
+The order in a charge is commit, then head, then hand over, so at any moment
+    releases handed over <= head <= rows in the database
+and a database with fewer rows than the head has lost some, whatever took them: a deleted log, an older copy, a cut file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from fedveil.errors import LedgerError
+
+
+def owner_only(path: str, flags: int) -> int:
+    """For `open(..., opener=owner_only)`: a new file has mode 600."""
+    return os.open(path, flags, 0o600)
+
+
+def owner_only_folder(path: Path) -> Path:
+    """The folder `path`, made with mode 700 if it is absent."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+DRAFT = ".part"
+"""How the name of a file ends while it is written; what is left of a killed run may have it."""
+
+
+def replace_whole(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False, sync: Callable[[int], None] | None = None
+) -> None:
+    """Write beside it, sync and rename; on failure no draft is left to fill the disk.
+
+    Args:
+        content: all of it, or its parts in order. private: for its owner alone (mode 600).
+        sync: waits until an open file is on the disk; left out, `os.fsync`.
+
+    Raises:
+        OSError: it cannot be written, with its name; what was there before still is.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        with open(draft, "wb", opener=owner_only if private else None) as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
+            file.flush()
+            (sync or os.fsync)(file.fileno())
+        draft.replace(path)
+    except OSError as problem:
+        with suppress(OSError):
+            draft.unlink()
+        problem.filename = problem.filename or str(path)  # the system names none where there is no room
+        raise
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take so many bytes of the disk for a file of its owner that `replace_reserved` writes; on failure nothing is left.
+
+    Raises:
+        OSError: there is no room.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        with open(draft, "wb", opener=owner_only) as file:
+            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        with suppress(OSError):
+            draft.unlink()
+        problem.filename = problem.filename or str(path)
+        raise
+
+
+def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
+    """As `replace_whole`, into the room that was reserved, if any was; the file is its owner's alone.
+
+    Raises:
+        OSError: it cannot be written, with its name.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        draft.touch(mode=0o600)
+        with open(draft, "r+b") as file:
+            file.writelines(content)
+            file.truncate()
+            file.flush()
+            sync(file.fileno())
+        draft.replace(path)
+    except OSError as problem:
+        problem.filename = problem.filename or str(path)
+        raise
+
+
+def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
+    """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        replace_whole(Path(os.path.realpath(path)), content, private=private)
+
+
+_NONE = "0" * 64
+
+
+def head_path(path: Path) -> Path:
+    """The head file of the ledger at `path`."""
+    return path.with_name(path.name + "-head")
+
+
+def head_record(seq: int, digest: str = _NONE) -> bytes:
+    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
+    return f"fedveil ledger head {seq:020d} {digest}\n".encode()
+
+
+def read_head(path: Path) -> tuple[int, str]:
+    """Number of releases, at least, and the digest of that one; raises LedgerError when the head file is missing or damaged."""
+    head = head_path(path)
+    try:
+        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    except OSError as problem:
+        raise LedgerError(
+            f"{head} cannot be read ({problem.strerror}), so lost releases could not be noticed: copy it together with "
+            f"{path.name} (and {path.name}-wal if there is one); if it is gone for good, count the budget as spent"
+        ) from problem
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return _parse(descriptor, head)
+    finally:
+        os.close(descriptor)
+
+
+def raise_head(path: Path, seq: int, digest: str) -> None:
+    """Lift the head to `seq` and sync it, unless another process has already lifted it as far."""
+    descriptor = os.open(head_path(path), os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _parse(descriptor, head_path(path))[0] < seq:
+            os.pwrite(descriptor, head_record(seq, digest), 0)
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parse(descriptor: int, head: Path) -> tuple[int, str]:
+    content = os.pread(descriptor, 4096, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    words = content.decode("ascii", "replace").split()
+    if len(words) == 5 and words[3].isascii() and words[3].isdecimal():
+        seq, digest = int(words[3]), words[4]
+        if content == head_record(seq, digest) and (seq == 0) == (digest == _NONE):
+            return seq, digest
+    raise LedgerError(
+        f"{head} is damaged, so lost releases could not be noticed: restore the ledger's files from a backup; "
+        f"without one, count the budget as spent"
+    )

@@ -1,1 +1,0 @@
-"""Pictures of a run, a comparison, a reproduction, a partition."""

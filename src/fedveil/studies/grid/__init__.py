@@ -1,1 +1,0 @@
-"""Many runs side by side on one machine."""

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 1_000_000
-SHOULD_SHIP = ("py.typed", "__init__.pyi", "pages/web/report.js", "pages/web/theme.css", "papers/ladp_fl/")
+SHOULD_SHIP = ("py.typed", "__init__.pyi", "report/web/report.js", "report/web/theme.css", "papers/ladp_fl/")
 FOLDERS = {"src", "tests", "docs", "examples", "benchmarks", "configs"}
 CONFIG = """
 data = { name = "digits", partition = { kind = "iid", clients = 10 } }
@@ -36,7 +36,7 @@ run = { seed = 4, seeded_noise = true }
 """
 TYPED = """
 import fedveil as fv
-from fedveil.run.result import Result
+from fedveil.experiment.result import Result
 from fedveil.statement.statement import Statement
 
 config = fv.load_config("small.toml")

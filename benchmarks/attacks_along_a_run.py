@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
-from fedveil.run.resume import begun
-from fedveil.run.run import run
+from fedveil.experiment.config import Config
+from fedveil.experiment.resume import begun
+from fedveil.experiment.run import run
 from fedveil.studies.grid import cell_job
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, collected, rows

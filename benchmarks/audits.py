@@ -39,8 +39,8 @@ from fedveil.audit.single_upload import single_upload
 from fedveil.audit.subject import Subject, epsilon_ceiling
 from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
 from fedveil.audit.two_world import Rates, choose_threshold, rates
-from fedveil.configuration.config import parse
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.experiment.config import parse
+from fedveil.experiment.public_setting import calibrated_setting
 
 DELTA = 1e-5
 ALPHA = 0.05

@@ -14,10 +14,10 @@ import os
 import numpy as np
 import torch
 
-from fedveil.adversary.snapshot import Snapshot, snapshot_of
-from fedveil.configuration.config import parse
+from fedveil.attacks.snapshot import Snapshot, snapshot_of
+from fedveil.experiment.config import parse
+from fedveil.experiment.resolve import opened
 from fedveil.methods.censor import Orthogonal
-from fedveil.run.resolve import opened
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec
 from fedveil.training.params import FlatModel

@@ -39,17 +39,17 @@ from comparison_space import (
     looks,
     overrides,
 )
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.config_files import load_config, path_of
-from fedveil.configuration.plugins import feature_map
 from fedveil.data.load import load
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import Prepared, federation, prepare
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.plugins import feature_map
+from fedveil.experiment.resolve import data_spec, resolve
 from fedveil.federation.evaluation import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.resolve import data_spec, resolve
 from fedveil.studies.tune.proxy_grid import proxy_sections
 
 RESULTS = Path(__file__).resolve().parent / "results" / "comparison.json"

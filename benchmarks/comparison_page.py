@@ -9,7 +9,7 @@ from textwrap import fill
 
 from comparison import Found, Job, all_cells, choice, tuning
 from comparison_space import CONTESTS, EPSILONS, LEFT_OUT, METHODS, REFERENCE, SEEDS, TUNED_AT, looks
-from fedveil.drawing.figure_style import MUTED, blank, legend_below, panels, quiet, save, style
+from fedveil.drawing import MUTED, blank, legend_below, panels, quiet, save, style
 from fedveil.studies.statistics import holm, interval, paired_t
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

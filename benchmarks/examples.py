@@ -26,10 +26,10 @@ from safetensors.torch import load_file
 
 import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.drawing.figure_style import MUTED, blank, legend_below, quiet, save, style
+from fedveil.drawing import MUTED, blank, legend_below, quiet, save, style
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
 from fedveil.models import model_registry
-from fedveil.run.result import Result
-from fedveil.run.run import run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PARTS: dict[str, list[str]] = {

@@ -27,20 +27,20 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config, configure
-from fedveil.drawing.figure_style import blank, panels, quiet, style
-from fedveil.drawing.figure_style import save as save_figure
-from fedveil.engines.inline import Inline
+from fedveil.deploy import client_node, grid_engine
+from fedveil.deploy.client_node import ClientNode, ClientStates
+from fedveil.deploy.demo_network import demo
+from fedveil.deploy.grid_engine import FlowerSimulation, GridEngine
+from fedveil.drawing import blank, panels, quiet, style
+from fedveil.drawing import save as save_figure
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.run import run
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
-from fedveil.flower import client_node, grid_engine
-from fedveil.flower.client_node import ClientNode, ClientStates
-from fedveil.flower.grid_engine import FlowerSimulation, GridEngine
 from fedveil.mechanism.grid import exponent_for, to_grid
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.network.demo_network import demo
 from fedveil.release.release_layout import NullLedger
-from fedveil.run.run import run
 from peers.flower_deployed import deployed
 from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
 

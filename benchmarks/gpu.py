@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from fedveil.accounting.types import View
-from fedveil.engines.batched import Batched
-from fedveil.engines.device import GPU, gpu_problem
-from fedveil.engines.inline import Inline
+from fedveil.executors.batched import Batched
+from fedveil.executors.device import GPU, gpu_problem
+from fedveil.executors.inline import Inline
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Engine
 from fedveil.methods.fedavg import DPFedAvg

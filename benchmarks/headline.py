@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedveil.configuration.config_files import load_config
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.resolve import opened
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "configs"

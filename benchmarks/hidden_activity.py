@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedveil.configuration.config_files import load_config
 from fedveil.data.load import load
+from fedveil.experiment.config_files import load_config
 from fedveil.models.model_registry import build
 
 

@@ -29,7 +29,7 @@ from fedveil.attacks.gan import (
 from fedveil.attacks.labels import from_gradients, from_outputs, gradient_scores, identify
 from fedveil.attacks.matching import gradient, prepared, split
 from fedveil.attacks.metrics import save_comparison
-from fedveil.attacks.probes import CIFAR10_ANIMALS, KnowledgeExtraction, infer_attribute
+from fedveil.attacks.model_attacks import CIFAR10_ANIMALS, KnowledgeExtraction, infer_attribute
 from fedveil.data.load import load
 from fedveil.models import model_registry as registry
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from fedveil.configuration.config import Config, configure
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run import run
 from fedveil.methods.ladp_fl import layer_kl
-from fedveil.run.resolve import resolve
-from fedveil.run.run import run
 
 WEIGHTS, MOVE, DRAWS = 1000, 0.01, 1000
 

@@ -30,16 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.configuration.config import Config, configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.run import run
 from fedveil.federation import fit
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.release import noise
 from fedveil.release.door import Door
-from fedveil.run.run import run
 from limit import WIDTH, WORKLOADS, Workload
 from sides import HERE, descendants, program, save, worked
 

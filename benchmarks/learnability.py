@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.configuration.config import Config, configure
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import Prepared, federation, prepare
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.resolve import data_spec, resolve
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.resolve import data_spec, resolve
 from utility import markdown, put
 
 HERE = Path(__file__).resolve().parent

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.configuration.config import configure
+from fedveil.experiment.config import configure
+from fedveil.experiment.run import run
 from fedveil.ledger.budget import Budgets, GdpFilter
 from fedveil.ledger.budgeted_ledger import summary
 from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.run.run import run
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedveil.accounting.types import View
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
 from fedveil.federation.progress import Federation
 from fedveil.methods.method_registry import METHODS, method_from
 from limit import WORKLOADS

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, configure
-from fedveil.run.run import run
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.run import run
 
 METHODS: dict[str, dict[str, Any]] = {
     "DP-FedAvg": {"name": "dp-fedavg"},

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config, configure
-from fedveil.run.run import run
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.run import run
 from fedveil.studies.twin import twin_sensitivity
 
 SCHEDULES = ("constant", "cyclic", "stage-wise", "iterative")

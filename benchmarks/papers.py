@@ -144,7 +144,7 @@ def run(job: Job) -> str:
 
 def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     """Write the distances of twin runs, round by round."""
-    from fedveil.configuration.config_files import chosen, load_config
+    from fedveil.experiment.config_files import chosen, load_config
     from fedveil.studies.twin import twin_sensitivity
 
     distances = twin_sensitivity(load_config(chosen(None, preset), overrides), 0)
@@ -153,7 +153,7 @@ def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
 
 def collected() -> dict[str, Any]:
     """Every finished run in numbers: final and, where recorded, per round."""
-    from fedveil.run.recorded_run import read_run
+    from fedveil.experiment.recorded_run import read_run
 
     found: dict[str, Any] = {}
     keep = ("test_accuracy", "mean_personal_accuracy", "test_f1", "noise_norm", "beta", "gamma", "uplink_bits", "mask_share")

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedveil.drawing.figure_style import BLUE, COLOURS, GREEN, MUTED, ORANGE
+from fedveil.drawing import BLUE, COLOURS, GREEN, MUTED, ORANGE
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"

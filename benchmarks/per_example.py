@@ -22,12 +22,12 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from fedveil.engines.device import keep_freed_memory
+from fedveil.executors.device import keep_freed_memory
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel

@@ -29,16 +29,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.adversary.attack_options import PUBLIC, AttackOptions
-from fedveil.adversary.release_attacks import reconstruction
-from fedveil.adversary.snapshot import snapshot_of
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.config_files import names, path_of
+from fedveil.attacks.attack_options import PUBLIC, AttackOptions
+from fedveil.attacks.release_attacks import reconstruction
+from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.assembly import Prepared, prepare
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config_files import names, path_of
+from fedveil.experiment.resolve import data_spec, opened
+from fedveil.experiment.run_directory import plain, write_text
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.assembly import Prepared, prepare
-from fedveil.run.resolve import data_spec, opened
-from fedveil.run.run_directory import plain, write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reconstruction_strip.json"

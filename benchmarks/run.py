@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fedveil.engines.pool import ProcessPool
-from fedveil.engines.select_engine import settled
+from fedveil.executors.pool import ProcessPool
+from fedveil.executors.select_engine import settled
 from fedveil.methods.fedavg import DPFedAvg
 from sides import HERE, Turns, federation, ours, program, save, setting, together
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options, from_options
-from fedveil.run.run import run
+from fedveil.experiment.config import configure
+from fedveil.experiment.run import run
 from sides import HERE, save
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.pool import ProcessPool
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, start

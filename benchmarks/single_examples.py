@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from fedveil.engines.device import keep_freed_memory
+from fedveil.executors.device import keep_freed_memory
+from fedveil.gradients import per_example
+from fedveil.gradients.gradient_blocks import Block, Dense
+from fedveil.gradients.per_example import one_by_one, vectorised
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models import model_registry as registry
-from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import one_by_one, vectorised
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel

@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import Config
+from fedveil.experiment.resolve import opened
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import kept, rows
 from fedveil.studies.reproduce.recipe_files import job_of, load_recipe, recipe_names

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.types import at_least, at_most
-from fedveil.adversary.audit_run import audit_config
-from fedveil.configuration.config import Config, parse
+from fedveil.attacks.audit_run import audit_config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.run_directory import plain
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.run_directory import plain
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "claimed-proven-audited.md"

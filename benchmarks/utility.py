@@ -23,13 +23,13 @@ from pathlib import Path
 
 import torch
 
-from fedveil.configuration.config_files import load_config, path_of
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.resolve import opened
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 
 HERE = Path(__file__).resolve().parent
 OUT, PAGE, GUIDE = HERE / "results" / "utility.json", HERE.parent / "docs" / "utility.md", HERE.parent / "docs" / "guide.md"

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
-from fedveil.run.run import run
+from fedveil.experiment.config import configure
+from fedveil.experiment.run import run
 from limit import WORKLOADS
 from sides import save
 

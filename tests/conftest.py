@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-import fedveil.engines.select_engine
+import fedveil.executors.select_engine
 import fedveil.studies.worker_pool
 from forked_workers import FORKING
 from skips import refused
@@ -76,7 +76,7 @@ def one_core() -> Iterator[None]:
     Tests of the pool name it; programs that tests start find the cores that there are.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedveil.engines.select_engine, "available_cores", lambda: 1)
+        patch.setattr(fedveil.executors.select_engine, "available_cores", lambda: 1)
         yield
 
 

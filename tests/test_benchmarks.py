@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.methods.fedavg import DPFedAvg

@@ -18,10 +18,9 @@ from typing import Any
 
 import tomli_w
 
-from fedveil.flower.quiet import QUIET, environment
-from fedveil.network.flower_api import Control, Endpoint
-from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
-from fedveil.network.programs import Program, free_port, running
+from fedveil.deploy.flower_api import Control, Endpoint
+from fedveil.deploy.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
+from fedveil.deploy.programs import QUIET, Program, environment, free_port, running
 
 APP = Path(__file__).parent / "flower_app"
 PATIENCE = 600.0

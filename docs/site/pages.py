@@ -30,11 +30,11 @@ SHIM = re.compile(r'https://[^"]*/iframe-worker/shim')
 PARTS = {
     "federations": ("Federations and runs", {"api"}),
     "data": ("Data", {"data"}),
-    "configuration": ("Configuration from Python", {"configuration"}),
-    "training": ("Training and statement", {"run", "statement"}),
+    "configuration": ("Configuration, training and verification", {"experiment"}),
+    "training": ("Statement", {"statement"}),
     "models": ("Models and tasks", {"models", "tasks"}),
     "methods": ("Methods", {"methods"}),
-    "flower": ("Inside Flower", {"flower", "network"}),
+    "flower": ("Inside Flower", {"deploy"}),
     "errors": ("Errors", {"errors"}),
 }
 """Pages of the reference: title, and the rooms whose public names they list."""

@@ -5,13 +5,6 @@ from fedveil.api.federation import compare as compare
 from fedveil.api.run import Run as Run
 from fedveil.api.run import Statement as Statement
 from fedveil.api.run import open_run as open_run
-from fedveil.configuration.config import configure as configure
-from fedveil.configuration.config import replace as replace
-from fedveil.configuration.config_files import load_config as load_config
-from fedveil.configuration.sections import LocalOptimizer
-from fedveil.configuration.sections import Privacy as Privacy
-from fedveil.configuration.sections import ServerOptimizer as ServerOptimizer
-from fedveil.configuration.sections import Training as Training
 from fedveil.data.dataset import Dataset as Dataset
 from fedveil.data.load import load as load
 from fedveil.data.own.arrays import from_arrays as from_arrays
@@ -19,12 +12,24 @@ from fedveil.data.own.frames import from_frame as from_frame
 from fedveil.data.own.torch_data import from_huggingface as from_huggingface
 from fedveil.data.own.torch_data import from_torch as from_torch
 from fedveil.data.partition import partition as partition
+from fedveil.deploy.central_dp import CentralDP as CentralDP
+from fedveil.deploy.dp_mod import dp_mod as dp_mod
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import ConfigError as ConfigError
 from fedveil.errors import DataError as DataError
 from fedveil.errors import FedveilError as FedveilError
 from fedveil.errors import LedgerError as LedgerError
-from fedveil.flower.dp_mod import dp_mod as dp_mod
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import configure as configure
+from fedveil.experiment.config import replace as replace
+from fedveil.experiment.config_files import load_config as load_config
+from fedveil.experiment.published_copy import publish as publish
+from fedveil.experiment.run import run
+from fedveil.experiment.sections import LocalOptimizer
+from fedveil.experiment.sections import Privacy as Privacy
+from fedveil.experiment.sections import ServerOptimizer as ServerOptimizer
+from fedveil.experiment.sections import Training as Training
+from fedveil.experiment.verification import verification as verification
 from fedveil.methods.adap_dp_fl import AdapDPFL as AdapDPFL
 from fedveil.methods.adapldp import AdapLDP as AdapLDP
 from fedveil.methods.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
@@ -57,11 +62,6 @@ from fedveil.models.embed import embed as embed
 from fedveil.models.lora import save_adapter as save_adapter
 from fedveil.models.model_registry import register_model as register_model
 from fedveil.models.trainable import fix as fix
-from fedveil.network.central_dp import CentralDP as CentralDP
-from fedveil.run.published_copy import publish as publish
-from fedveil.run.run import run
-from fedveil.run.verification import verification as verification
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_layout import to_markdown as to_markdown
 from fedveil.tasks.classification import Binary as Binary
 from fedveil.tasks.classification import Classification as Classification

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config, configure, replace
+from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure, replace
+from fedveil.experiment.run import run
 from fedveil.methods.base import MethodConfig
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
-    from fedveil.run.result import Result
+    from fedveil.experiment.result import Result
 
 ROUNDS = 3
 _ROUGHLY = 1e-4

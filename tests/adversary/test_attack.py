@@ -14,21 +14,21 @@ import tomli_w
 import torch
 from torch.nn import functional as F
 
-from fedveil.adversary.attack import attack, name_of
-from fedveil.adversary.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
-from fedveil.adversary.interception import Interception, interceptions, local_spec, number, victims
-from fedveil.adversary.release_attacks import reconstruction
-from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.attacks import metrics
-from fedveil.configuration.config_files import load_config
+from fedveil.attacks.attack import attack, name_of
+from fedveil.attacks.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
+from fedveil.attacks.interception import Interception, interceptions, local_spec, number, victims
+from fedveil.attacks.release_attacks import reconstruction
+from fedveil.attacks.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.resolve import opened
+from fedveil.experiment.run import run
 from fedveil.federation.before_round import released
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed
 from fedveil.methods.run_cost import Planner
-from fedveil.run.resolve import opened
-from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training
 from fedveil.training.local import OptimizerSpec
 from method_kit import job_of

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.audit_run import audit_canaries
-from fedveil.adversary.interception import interceptions
-from fedveil.adversary.snapshot import Snapshot, snapshot_of
-from fedveil.configuration.config import Config, parse
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.audit_run import audit_canaries
+from fedveil.attacks.interception import interceptions
+from fedveil.attacks.snapshot import Snapshot, snapshot_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.resolve import opened
+from fedveil.experiment.run import run
 from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
-from fedveil.run.resolve import opened
-from fedveil.run.run import run
 
 
 def config(noise: float) -> Config:

@@ -13,16 +13,16 @@ import tomli_w
 import torch
 from typer.testing import CliRunner
 
-from fedveil.adversary.attack import attack
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.gan_attack import WithAttacker, _isolated
-from fedveil.adversary.release_attacks import distinct_ratios, middle
-from fedveil.adversary.snapshot import snapshot_of, target_of
+from fedveil.attacks.attack import attack
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.gan_attack import WithAttacker, _isolated
+from fedveil.attacks.release_attacks import distinct_ratios, middle
+from fedveil.attacks.snapshot import snapshot_of, target_of
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
-from fedveil.pages.report import attack_values
-from fedveil.run.recorded_run import RunData
-from fedveil.run.resolve import opened
+from fedveil.experiment.recorded_run import RunData
+from fedveil.experiment.resolve import opened
+from fedveil.report.report import attack_values
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 12}},

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import planted_bugs as bugs
 from federation_runs import DEFENCES
-from fedveil.adversary import replay as world
-from fedveil.adversary import replay_door as doors
-from fedveil.adversary.neighbours import CHANGES, changes_for, neighbours
-from fedveil.adversary.replay import OTHERS, replay, replay_federation
-from fedveil.adversary.replay_door import Measured, not_drawn_by_poisson, power
-from fedveil.adversary.replay_record import difference
+from fedveil.attacks import replay as world
+from fedveil.attacks import replay_door as doors
+from fedveil.attacks.neighbours import CHANGES, changes_for, neighbours
+from fedveil.attacks.replay import OTHERS, replay, replay_federation
+from fedveil.attacks.replay_door import Measured, not_drawn_by_poisson, power
+from fedveil.attacks.replay_record import difference
 from fedveil.cli.app import app
 from fedveil.errors import FedveilError
 from fedveil.federation.clients import Clients

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import planted_bugs as bugs
-from fedveil.adversary import replay as world
-from fedveil.adversary import replay_door as doors
-from fedveil.adversary.neighbours import CHANGES
-from fedveil.adversary.replay import OTHERS, Replayed, replay, replay_federation
+from fedveil.attacks import replay as world
+from fedveil.attacks import replay_door as doors
+from fedveil.attacks.neighbours import CHANGES
+from fedveil.attacks.replay import OTHERS, Replayed, replay, replay_federation
 from fedveil.federation import evaluation
 from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Federation

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.gan import Fitting, features, fit
 from fedveil.attacks.labels import from_gradients, from_outputs, gradient_scores, identify, inversion_scores, tpr_at
-from fedveil.attacks.probes import KnowledgeExtraction, divergence, infer_attribute
+from fedveil.attacks.model_attacks import KnowledgeExtraction, divergence, infer_attribute
 from fedveil.errors import ConfigError
 
 Digits = tuple[Tensor, Tensor]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.adversary.interception import clip_of, intercepted
 from fedveil.attacks import CapturedUpload, Clip, Knowledge, KnownTraining
+from fedveil.attacks.interception import clip_of, intercepted
 from fedveil.attacks.matching import read
 from fedveil.mechanism.plan import Plan
 from fedveil.mechanism.plan import Upload as Sent

@@ -12,18 +12,18 @@ import pytest
 
 from federation_runs import DEFENCES
 from fedveil.accounting.types import Unit, View
-from fedveil.adversary.audit_run import audit_canaries, audit_config, audit_run
-from fedveil.adversary.snapshot import uncharged
+from fedveil.attacks.audit_run import audit_canaries, audit_config, audit_run
+from fedveil.attacks.snapshot import uncharged
 from fedveil.audit.canaries import Canaries, run_with_canaries
 from fedveil.audit.subject import epsilon_of_mu
-from fedveil.configuration.config import Config, parse
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.resolve import data_spec, opened
+from fedveil.experiment.run import run
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.assembly import prepare
-from fedveil.run.resolve import data_spec, opened
-from fedveil.run.run import run
 from fedveil.training.local import Plain
 from method_kit import planner
 

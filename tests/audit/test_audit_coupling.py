@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedveil.audit.adapter import Case
 from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
-from fedveil.configuration.config import parse
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.fedglp_parts import TwoLosses, grown
 from fedveil.training.local import Client, Local
 

@@ -11,7 +11,7 @@ import torch
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.subsampled import one_step_delta
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
-from fedveil.adversary.audit_run import audit_config
+from fedveil.attacks.audit_run import audit_config
 from fedveil.audit.adapter import Case, linear_model
 from fedveil.audit.canaries import epsilon_bound, guess
 from fedveil.audit.dp_sgd_audit import (
@@ -24,12 +24,12 @@ from fedveil.audit.dp_sgd_audit import (
     simulated_scores,
 )
 from fedveil.audit.two_world import Rates, audit_sampled, choose_cut, curve_of, draw, largest_noise, rates
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.release.gradient_blocks import rows
-from fedveil.release.per_example import per_example_gradients
-from fedveil.statement.certify import certify_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.gradients.gradient_blocks import rows
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 from fedveil.training.params import Layout
 

@@ -14,12 +14,12 @@ from scipy import stats
 from fedveil.audit.low_bits import PatternAudit, audit_float_pattern, audit_integer_bits, impossible, judge
 from fedveil.audit.subject import epsilon_ceiling
 from fedveil.errors import ConfigError
+from fedveil.gradients.gradient_blocks import Dense, clipped_sum
 from fedveil.mechanism.grid import Group, exponent_for, from_grid, to_grid
 from fedveil.mechanism.plan import DpSgd
 from fedveil.mechanism.sampler import rounded_normal
 from fedveil.models.model_registry import build
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.gradient_blocks import Dense, clipped_sum
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel

@@ -10,14 +10,14 @@ import torch
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import View
-from fedveil.adversary.audit_run import audit_config
+from fedveil.attacks.audit_run import audit_config
 from fedveil.audit.adapter import Case, LinearLoss, linear_model
 from fedveil.audit.linear_loss import LinearRun
 from fedveil.audit.training_audit import Runs, audit_last_model
 from fedveil.audit.two_world import draw, midpoint, rates
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.training.local import Local, train
 
 DELTA = 1e-5

@@ -14,16 +14,16 @@ import torch
 
 from federation_runs import DEFENCES
 from fedveil.accounting.types import Audit, View
-from fedveil.adversary.audit_run import audit, audit_config, audit_run
+from fedveil.attacks.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
 from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Plan
 from fedveil.mechanism.sampler import rounded_normal
@@ -258,8 +258,8 @@ def test_one_release_of_a_method_is_structurally_clean() -> None:
 
 
 def test_a_run_gets_its_audit(tmp_path: Path) -> None:
-    from fedveil.run.run_directory import write_config
-    from fedveil.statement.certify import certify_config
+    from fedveil.experiment.certify import certify_config
+    from fedveil.experiment.run_directory import write_config
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config.resolved())
@@ -275,8 +275,8 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
 
 
 def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:
-    from fedveil.run.run_directory import write_config
-    from fedveil.statement.certify import certify_config
+    from fedveil.experiment.certify import certify_config
+    from fedveil.experiment.run_directory import write_config
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config.resolved())

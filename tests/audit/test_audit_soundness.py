@@ -19,8 +19,8 @@ from fedveil.audit.linear_loss import LinearRun, counts
 from fedveil.audit.single_upload import _scores, audit_noise, releases, single_upload
 from fedveil.audit.subject import Output, Subject
 from fedveil.audit.two_world import Repeats, choose_threshold, curve_of, many_runs, midpoint, rates, tradeoff_of_profile
-from fedveil.configuration.config import parse
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.experiment.config import parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta
 
 REPEATS = 400

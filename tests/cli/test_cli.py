@@ -16,9 +16,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedveil.cli.app import main
-from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
-from fedveil.statement.certify import certify_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config_files import load_config
 from fedveil.statement.institutions import Institution, for_institution
 
 Program = Callable[..., subprocess.CompletedProcess[str]]

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 import fedveil
 from fedveil.cli.app import app, main
 from fedveil.cli.command_options import configuration
-from fedveil.configuration.config_files import load_config
-from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
+from fedveil.executors.interrupts import end_alike
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.run import run
 from forked_program import ForkedProgram, command, forks
 from kill_points import SERVER, kill_at
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import parse
-from fedveil.run.run import run
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
 from full_disk import FullDisk
 from fuzzed_cases import Ended, contents, program
 

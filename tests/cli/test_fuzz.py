@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedveil.configuration.config import parse
 from fedveil.data import catalogue
 from fedveil.errors import DataError
-from fedveil.run.run import run
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
 from fuzzed_cases import config_text, contents, damage_file, odd_config, program, small_config, write_data
 
 READING = (
@@ -42,7 +42,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     sections["data"] |= {"client_test_fraction": 0.2}
     run(parse(sections), folder / "finished")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        import fedveil.run.run as module
+        import fedveil.experiment.run as module
 
         real = module.Checkpoints.begin
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedveil.cli.app import main
-from fedveil.configuration.config import parse
 from fedveil.errors import LedgerError
-from fedveil.run.run import run
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
 from full_disk import FullDisk
 from fuzzed_cases import program
 from resumed_runs import case, go, interrupted
@@ -127,7 +127,7 @@ def test_too_little_memory_is_a_readable_line(error: Exception, finished: Path, 
     def exhausted(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("fedveil.statement.certify.certify", exhausted)
+    monkeypatch.setattr("fedveil.experiment.certify.certify", exhausted)
     done = program("certify", finished / "config.toml")
     assert (done.status, done.fault()) == (2, "")
     assert done.err.startswith("fedveil: too little memory (")

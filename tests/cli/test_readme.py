@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.run.new_project import new_project
+from fedveil.experiment.new_project import new_project
 from forked_program import ForkedProgram, forks
 from source_trees import files_in
 

@@ -13,11 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config_files import check_plugins, load_config
-from fedveil.configuration.plugins import load_plugins
 from fedveil.errors import ConfigError
+from fedveil.experiment.config_files import check_plugins, load_config
+from fedveil.experiment.plugins import load_plugins
+from fedveil.experiment.run import run
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.run import run
 
 NAME = "stranger_method"
 PLUGIN = """from pathlib import Path

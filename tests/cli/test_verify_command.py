@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedveil as fv
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
-from fedveil.run.verification import headline, printable, problems
+from fedveil.experiment.verification import headline, printable, problems
 from fedveil.statement.statement_layout import from_dict
 from fedveil.verify import Finding, Verification
 from finished_runs import finished

@@ -11,10 +11,10 @@ import pytest
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import View
-from fedveil.configuration.config import configure, parse
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import configure, parse
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting, setting_of
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -127,8 +127,8 @@ def test_sampling_is_poisson_only_where_it_amplifies() -> None:
 @pytest.mark.heavy
 def test_configuration_needs_no_torch() -> None:
     code = (
-        "import sys; from fedveil.configuration.config import parse; "
-        "from fedveil.configuration.public_setting import calibrated_setting; "
+        "import sys; from fedveil.experiment.config import parse; "
+        "from fedveil.experiment.public_setting import calibrated_setting; "
         "calibrated_setting(parse({'method': {'name': 'dp-fedavg'}, 'privacy': {'epsilon': 1.0}})); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import Config
+from fedveil.experiment.config import Config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SECTIONS = {name: field.annotation for name, field in Config.model_fields.items() if name not in ("model", "method")}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import FREE_KEYS, Config, parse, without_free_keys
 from fedveil.errors import ConfigError
-from fedveil.run.recorded_run import RunData, grouped
-from fedveil.run.resume import same_run
+from fedveil.experiment.config import FREE_KEYS, Config, parse, without_free_keys
+from fedveil.experiment.recorded_run import RunData, grouped
+from fedveil.experiment.resume import same_run
 from fedveil.studies.compare.comparison import default_out
 
 CHANGES: dict[str, Any] = {

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import population_of, setting_of
 from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import _OWN, register
 from fedveil.data.sources.raw import RawData
 from fedveil.errors import ConfigError
-from fedveil.run.assembly import prepare
-from fedveil.run.data_card import HandedOver, recorded
-from fedveil.run.resolve import data_spec
-from fedveil.run.run import run
-from fedveil.run.verification import verification
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.data_card import HandedOver, recorded
+from fedveil.experiment.public_setting import population_of, setting_of
+from fedveil.experiment.resolve import data_spec
+from fedveil.experiment.run import run
+from fedveil.experiment.verification import verification
 from own_names import forgotten_after
 
 PARTITIONS: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config_files import chosen, names, path_of, title
 from fedveil.errors import ConfigError
+from fedveil.experiment.config_files import chosen, names, path_of, title
 from fedveil.methods.method_registry import METHODS
 
 

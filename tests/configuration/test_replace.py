@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 import fedveil as fv
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
 
 
 def before(**more: Any) -> Config:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import Config, configure, parse
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import method_of
-from fedveil.configuration.sections import PluginMethod, given_keys
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, configure, parse
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import method_of
+from fedveil.experiment.run_directory import write_config
+from fedveil.experiment.sections import PluginMethod, given_keys
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models.networks import MlpOptions, ResnetOptions
-from fedveil.run.run_directory import write_config
 
 
 def test_the_default_is_typed() -> None:

@@ -18,10 +18,6 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from federation_runs import assert_same, finished, job
-from fedveil.configuration.config import configure
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.plugins import feature_map
-from fedveil.configuration.public_setting import population_of
 from fedveil.data import catalogue
 from fedveil.data import features as efficientnet_lite0
 from fedveil.data import features as module
@@ -40,13 +36,17 @@ from fedveil.data.features import (
     whitening_of,
 )
 from fedveil.data.load import load
-from fedveil.engines.batched import Batched
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
-from fedveil.run.verification import verification
-from fedveil.statement.certify import certify_config
+from fedveil.executors.batched import Batched
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import configure
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.plugins import feature_map
+from fedveil.experiment.public_setting import population_of
+from fedveil.experiment.run import run
+from fedveil.experiment.verification import verification
 from resumed_runs import go
 
 SHAPE = (1, 12, 10)

@@ -13,19 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-import fedveil.engines.batched as batched
-import fedveil.engines.select_engine as engines
-import fedveil.engines.stacked_models as batched_gradient
+import fedveil.executors.batched as batched
+import fedveil.executors.select_engine as engines
+import fedveil.executors.stacked_models as batched_gradient
 from by_hand import ONE, TWO
 from by_hand import federation as by_hand
 from federation_runs import charged, config, covering, every_method, finished, job, prepared
-from fedveil.configuration.config import Config
-from fedveil.engines.batched import Batched
-from fedveil.engines.device import gpu_problem, settings
-from fedveil.engines.inline import Inline
-from fedveil.engines.select_engine import engine, place
-from fedveil.engines.stacked_models import ClientThread, Request, Stack, by_example, gradients, padded, vectorised
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.executors.batched import Batched
+from fedveil.executors.device import gpu_problem, settings
+from fedveil.executors.inline import Inline
+from fedveil.executors.select_engine import engine, place
+from fedveil.executors.stacked_models import ClientThread, Request, Stack, by_example, gradients, padded, vectorised
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import Config
+from fedveil.experiment.rehearsal import rehearsed
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run import run as run_experiment
 from fedveil.federation.fit import fit, one_round
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, sealed_outcome
@@ -35,10 +39,6 @@ from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
-from fedveil.run.assembly import federation
-from fedveil.run.rehearsal import rehearsed
-from fedveil.run.resolve import resolve
-from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
 from fedveil.training.params import FlatModel, Layout

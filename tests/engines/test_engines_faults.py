@@ -24,17 +24,17 @@ from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, covering, every_method, job, same_state
 from fedveil.accounting.types import Gaussian
-from fedveil.engines import pool
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool, work
 from fedveil.errors import FedveilError
+from fedveil.executors import pool
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool, work
+from fedveil.experiment.run_directory import write_history
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Engine, sealed_outcome
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Released
 from fedveil.methods.fedavg import FedAvg
-from fedveil.run.run_directory import write_history
 from fedveil.training.local import Local, Remembering, remembers
 
 RUNS = dict(every_method())

@@ -16,12 +16,12 @@ import pytest
 
 from federation_runs import config, gone, job
 from fedveil.cli.app import main
-from fedveil.configuration.config_files import load_config
-from fedveil.engines.interrupts import ends_on_interrupt, put_off
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.interrupts import ends_on_interrupt, put_off
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.run import run as run_experiment
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
-from fedveil.run.run import run as run_experiment
 
 LIMIT = 2.0
 """Seconds."""
@@ -57,7 +57,7 @@ from pathlib import Path
 from federation_runs import config, job
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.pool import ProcessPool
 
 def tell(progress):
     if progress.round == 2:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedveil as fv
-from fedveil.engines.stacked_models import _STACKED, _STACKED_IF, by_example, gradients, one_by_one_because, padded, vectorised
+from fedveil.executors.stacked_models import _STACKED, _STACKED_IF, by_example, gradients, one_by_one_because, padded, vectorised
 from fedveil.models.lora import LoraLinear
 from fedveil.models.modules import GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer
 from fedveil.models.networks import Transformer

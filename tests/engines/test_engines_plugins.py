@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from federation_runs import charged, config, finished, job
-from fedveil.engines.batched import Batched
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.batched import Batched
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, Progress

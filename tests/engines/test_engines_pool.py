@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-import fedveil.engines.pool as pool_module
+import fedveil.executors.pool as pool_module
 from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, covering, every_method, finished, gone, job
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool, start_method, work
-from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool, start_method, work
+from fedveil.executors.select_engine import engine, place
 from fedveil.federation.fit import fit
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.progress import Federation, Progress, start
@@ -48,7 +48,7 @@ def test_every_method_is_covered_in_some_view() -> None:
 @pytest.mark.few(12)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engines.pool_messages.LEAST", 1)  # as if the network were large: all tensors lie in slots
+    monkeypatch.setattr("fedveil.executors.pool_messages.LEAST", 1)  # as if the network were large: all tensors lie in slots
     reference_job = job(RUNS[name], tmp_path / "inline")
     reference = finished(reference_job, Inline(reference_job.context))
     for workers in (1, 2, 3) if name.startswith(("dp-fedavg", "aldp")) else (2,):
@@ -320,14 +320,14 @@ def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
 def test_auto_is_the_pool_where_there_are_several_cores(
     cores: int, kind: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedveil.engines.select_engine.available_cores", lambda: cores)
+    monkeypatch.setattr("fedveil.executors.select_engine.available_cores", lambda: cores)
     assert type(engine("auto", job(RUNS["fedavg-aggregate"], tmp_path).context)) is kind
 
 
 def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a worker of multiprocessing.Pool."""
     run = job(RUNS["fedavg-aggregate"], tmp_path)
-    monkeypatch.setattr("fedveil.engines.select_engine.available_cores", lambda: 2)
+    monkeypatch.setattr("fedveil.executors.select_engine.available_cores", lambda: 2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert isinstance(engine("auto", run.context), Inline)
     for name, timeout in (("pool", None), ("auto", 1.0)):
@@ -365,7 +365,7 @@ from pathlib import Path
 from federation_runs import config, job
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.engines.pool import ProcessPool
+from fedveil.executors.pool import ProcessPool
 configuration = config(
     {{"name": "dp-fedavg"}},
     training={{"rounds": 100000, "local_steps": 200}},

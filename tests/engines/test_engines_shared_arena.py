@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-import fedveil.engines.pool as pool_module
+import fedveil.executors.pool as pool_module
 from federation_runs import OWN, assert_same, config, finished, job
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
-from fedveil.engines.pool_messages import SharedArena, WorkerArena, pack, read_reply, reply, unpack
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.executors.pool_messages import SharedArena, WorkerArena, pack, read_reply, reply, unpack
 
 LARGE: dict[str, Any] = {"model": {"name": "mlp", "hidden": [256]}, "training": {"rounds": 4, "clients_per_round": 5}}
 BYTES = 4 * (64 * 256 + 256 + 256 * 10 + 10)

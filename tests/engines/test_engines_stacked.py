@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-import fedveil.engines.inline as stacked
+import fedveil.executors.inline as stacked
 from federation_runs import bits, compared, config, finished, job, small_digits
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import read_config
-from fedveil.engines.inline import Inline, StackedClients
-from fedveil.engines.pool import ProcessPool
-from fedveil.engines.select_engine import engine, settled
-from fedveil.engines.stacked_models import by_example, dense, keeps_apart, losses_of, obstacle
+from fedveil.executors.inline import Inline, StackedClients
+from fedveil.executors.pool import ProcessPool
+from fedveil.executors.select_engine import engine, settled
+from fedveil.executors.stacked_models import by_example, dense, keeps_apart, losses_of, obstacle
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.run import run
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, client_round, planned, sealed_outcome
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.release.sealed import Contribution, SealedUpload
-from fedveil.run.run import run
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import LocalSpec, Plain
 from fedveil.training.params import FlatModel

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 import fedveil as fv
-from fedveil.flower.quiet import QUIET
+from fedveil.deploy.programs import QUIET
 from fedveil.ledger.population_budget import open_budget, spending
 from flower_apps import AppGrid, context
 

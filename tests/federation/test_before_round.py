@@ -11,8 +11,8 @@ import torch
 import method_kit as h
 from by_hand import ONE
 from by_hand import federation as by_hand
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.config import Config
 from fedveil.federation.before_round import released
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start

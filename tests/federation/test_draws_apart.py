@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import method_kit as h
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
 from fedveil.federation import evaluation
 from fedveil.federation.clients import Clients
 from fedveil.federation.evaluation import evaluate, release_score

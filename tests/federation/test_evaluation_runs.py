@@ -13,25 +13,25 @@ import pytest
 import torch
 
 from federation_runs import assert_same, bits, charged, config, covering, every_method, finished, job
-from fedveil.adversary.replay import replay_federation
-from fedveil.configuration.config import Config, configure
-from fedveil.engines.batched import Batched
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
+from fedveil.attacks.replay import replay_federation
+from fedveil.deploy.deployed_data import own_part
+from fedveil.deploy.grid_engine import GridEngine
 from fedveil.errors import ConfigError
+from fedveil.executors.batched import Batched
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run import run
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.fit import _tasks
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.federation.server import evaluation_figures
-from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.network.deployed_data import own_part
 from fedveil.release.release_layout import COUNTS
-from fedveil.run.resolve import resolve
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_layout import to_dict
 from fedveil.tasks.classification import Classification
 from fedveil.verify import verify_run

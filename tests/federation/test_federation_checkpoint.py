@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError
 
 from federation_runs import assert_same, bits, charged, config, covering, every_method, job
-from fedveil.configuration.config import Config
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config import Config
 from fedveil.federation import plain_state
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit

@@ -9,7 +9,7 @@ import torch
 
 from by_hand import federation
 from fedveil.accounting.types import View
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.federation.server import _noise

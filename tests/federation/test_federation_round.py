@@ -14,8 +14,8 @@ import torch
 
 from by_hand import ONE, TWO, Book, federation
 from fedveil.accounting.types import Gaussian, SampledGaussian, View
-from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, FedveilError
+from fedveil.executors.inline import Inline
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.history import all_failed

@@ -14,8 +14,11 @@ import torch
 
 from by_hand import federation
 from fedveil.accounting.types import View
-from fedveil.configuration.config_files import load_config
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import as_written
+from fedveil.experiment.spending import EpsilonSpent
 from fedveil.federation.checkpoint import _record
 from fedveil.federation.evaluation import public_scores
 from fedveil.federation.fit import one_round
@@ -25,9 +28,6 @@ from fedveil.federation.server import SeenRound, public_figures, release_figures
 from fedveil.methods.base import Method
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.run_cost import Planner
-from fedveil.run.run import run
-from fedveil.run.run_directory import as_written
-from fedveil.run.spending import EpsilonSpent
 from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Plain, Remembering, State
 from seeded_digests import ORACLES

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from fedveil.accounting.types import Gaussian
-from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import configure
+from fedveil.experiment.resolve import opened
 from fedveil.federation import evaluation as module
 from fedveil.federation.evaluation import check_score, release_score
 from fedveil.federation.progress import Federation, start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.regression import Regression
 

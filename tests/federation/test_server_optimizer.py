@@ -10,16 +10,16 @@ import torch
 
 from federation_runs import bits, config, finished, job
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.evaluation import DECAY
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Progress, start
 from fedveil.federation.round import Engine
 from fedveil.methods.run_cost import releases_to
-from fedveil.statement.certify import certify_config
 from fedveil.training.optimizer import OptimizerSpec
 from resumed_runs import case, go, interrupted
 

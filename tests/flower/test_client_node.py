@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from federation_runs import config, job
-from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
-from fedveil.federation.progress import start
-from fedveil.flower.client_node import ClientStates, Generation
-from fedveil.flower.round_messages import (
+from fedveil.deploy.client_node import ClientStates, Generation
+from fedveil.deploy.round_messages import (
     RefusalMessage,
     ReleaseMessage,
     RoundMessage,
@@ -24,7 +22,9 @@ from fedveil.flower.round_messages import (
     round_bytes,
     task_bytes,
 )
-from fedveil.flower.wire_format import WireError
+from fedveil.deploy.wire_format import WireError
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
+from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released
 from flower_nodes import Nodes
 

@@ -26,8 +26,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx
 
 import fedveil as fv
 from fedveil.accounting.types import Gaussian
+from fedveil.deploy.dp_mod import SCOPE, DpMod, dp_mod
 from fedveil.errors import ConfigError
-from fedveil.flower.dp_mod import SCOPE, DpMod, dp_mod
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import lifetime_budget
 from flower_apps import AppGrid, added, answer, arrays, context, instruction, model, values

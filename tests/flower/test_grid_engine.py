@@ -20,16 +20,16 @@ import torch
 from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import bits, charged, config, covering, every_method, finished, job, same_state
-from fedveil.configuration.config import Config
-from fedveil.engines.inline import Inline
+from fedveil.deploy.grid_engine import GONE, GridEngine, GridExchange
+from fedveil.deploy.round_messages import ReleaseMessage, read_reply, read_task
+from fedveil.deploy.wire_format import MOST, Kind, WireMessage, decoded, encoded
 from fedveil.errors import FedveilError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config import Config
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
-from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
-from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
-from fedveil.flower.wire_format import MOST, Kind, WireMessage, decoded, encoded
 from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.mechanism.plan import Released
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
@@ -435,8 +435,8 @@ class Grid:
 
 @pytest.fixture
 def by_hand_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.flower.grid_engine.instruction", lambda node, parts: (node, parts))
-    monkeypatch.setattr("fedveil.flower.grid_engine.content_of", lambda message: message.answer)
+    monkeypatch.setattr("fedveil.deploy.grid_engine.instruction", lambda node, parts: (node, parts))
+    monkeypatch.setattr("fedveil.deploy.grid_engine.content_of", lambda message: message.answer)
 
 
 @pytest.mark.usefixtures("by_hand_messages")

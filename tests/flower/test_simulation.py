@@ -11,7 +11,7 @@ import pytest
 
 from federation_runs import config, small_digits
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
+from fedveil.experiment.run import run
 
 METHODS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"name": "dp-fedavg"}, "server", {}),
@@ -31,7 +31,7 @@ def test_without_flower_the_engine_says_what_to_install(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("begun", "resumed"), [("inline", "flower"), ("flower", "pool")])
 def test_a_run_is_not_resumed_where_the_clients_states_are_not(begun: str, resumed: str, tmp_path: Path) -> None:
-    from fedveil.run.resume import same_run
+    from fedveil.experiment.resume import same_run
 
     saved, now = (config({"name": "dp-fedavg"}, run={"engine": name}) for name in (begun, resumed))
     with pytest.raises(ConfigError, match="with flower the clients keep their own states"):

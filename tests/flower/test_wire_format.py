@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.flower.wire_format import (
+from fedveil.deploy.wire_format import (
     BLOCK,
     MOST,
     Kind,

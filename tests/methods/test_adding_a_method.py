@@ -15,15 +15,15 @@ import torch
 
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config import parse
-from fedveil.configuration.plugins import load_plugins
-from fedveil.engines.inline import Inline
+from fedveil.attacks.replay import replay
+from fedveil.executors.inline import Inline
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import parse
+from fedveil.experiment.plugins import load_plugins
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
 from fedveil.methods.method_registry import METHODS
 from fedveil.methods.run_cost import adds_up
-from fedveil.statement.certify import certify_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
 

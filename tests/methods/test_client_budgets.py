@@ -16,11 +16,13 @@ import torch
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.engines.inline import Inline
+from fedveil.attacks.replay import replay
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.run import run
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -31,8 +33,6 @@ from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, gaussian_plan
 from fedveil.methods.method_registry import METHODS
 from fedveil.methods.run_cost import check_declared
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import GroupNumbers
 from fedveil.statement.statement_layout import from_dict, to_dict, to_markdown
 from fedveil.training.local import State
@@ -177,7 +177,7 @@ def test_a_run_of_which_nobody_is_left_ends(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedveil.run.run as module
+    import fedveil.experiment.run as module
 
     configuration = config("training.clients_per_round=4", haste=2.0)
     whole = run(configuration, tmp_path / "whole")

@@ -17,8 +17,8 @@ from torch import Tensor
 from fedveil.accounting import truncated
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance

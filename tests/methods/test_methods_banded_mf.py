@@ -26,10 +26,11 @@ from federation_runs import config as small_config
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.correlated_noise import prefix_sum_error, tree_sensitivity_squared
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.adversary.snapshot import uncharged
-from fedveil.configuration.config import Config
-from fedveil.engines.inline import Inline
+from fedveil.attacks.snapshot import uncharged
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config import Config
+from fedveil.experiment.resolve import opened
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.federation.round import ClientTask, Outcome
@@ -39,7 +40,6 @@ from fedveil.mechanism.plan import Plan
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.run.resolve import opened
 from fedveil.studies.twin import twin_sensitivity
 from fedveil.training.params import Layout
 from method_kit import planner

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import method_kit as h
+from fedveil.experiment.certify import certify_config
 from fedveil.methods.censor import Orthogonal, candidate
-from fedveil.statement.certify import certify_config
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec
 from fedveil.training.params import FlatModel

@@ -16,16 +16,16 @@ import method_kit as h
 from by_hand import ONE, TWO, federation, gradient
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
-from fedveil.configuration.config_files import load_config
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config_files import load_config
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.dp_fedsam import DPFedSAM, SharpnessAware
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
 from fedveil.release.noise import Randomness
-from fedveil.statement.certify import certify_config
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain, train
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import FlatModel

@@ -16,8 +16,8 @@ import method_kit as h
 from by_hand import ONE, TWO, Book, federation, gradient
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.mechanism.plan import Plan

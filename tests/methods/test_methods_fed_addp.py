@@ -13,9 +13,9 @@ import torch
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.fed_addp import FedADDP, RangedNoise, magnitude, unit
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise

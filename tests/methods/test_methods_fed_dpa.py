@@ -14,9 +14,9 @@ from torch import nn
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.fed_dpa import FedDPA, TwoPasses
 from fedveil.methods.fisher_split import fisher, fisher_split, pull, pull_to, scaled
 from fedveil.methods.method import weighting_of

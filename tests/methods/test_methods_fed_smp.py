@@ -12,12 +12,12 @@ import method_kit as h
 from federation_runs import config
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
+from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released

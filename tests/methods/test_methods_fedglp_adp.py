@@ -16,12 +16,13 @@ from torch.nn import functional as F
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unbounded, Unit, View
-from fedveil.configuration.config import configure
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
+from fedveil.experiment.config import configure
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.run import run
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.cost import plan_mu
@@ -42,7 +43,6 @@ from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
-from fedveil.run.run import run
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
 

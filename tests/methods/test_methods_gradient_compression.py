@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import method_kit as h
+from fedveil.experiment.certify import certify_config
 from fedveil.methods.gradient_compression import Pruned, quantile
 from fedveil.models.model_registry import build
-from fedveil.statement.certify import certify_config
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
 from fedveil.methods.ladp_fl import Estimated, LaDPFL, layer_kl, noise_kl
 from fedveil.methods.run_cost import Planner

@@ -9,8 +9,8 @@ import pytest
 from torch import Tensor
 
 from federation_runs import config, every_method, job
-from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.training.local import Local, Plain, remembers

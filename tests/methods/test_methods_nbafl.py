@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.methods.nbafl import NbAFL
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std

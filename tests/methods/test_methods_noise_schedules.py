@@ -18,8 +18,8 @@ from scipy.optimize import minimize
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, Unit, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Scheduled
 from fedveil.methods.dpa_ldp import DPALDP

@@ -17,9 +17,10 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
-from fedveil.configuration.config import parse
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify, certify_config
+from fedveil.experiment.config import parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round
 from fedveil.mechanism.grid import from_grid, to_grid
@@ -33,7 +34,6 @@ from fedveil.methods.trajectory import trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates, linear_loss_mu
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
-from fedveil.statement.certify import certify, certify_config
 from fedveil.training.local import Client, LocalSpec, OptimizerSpec, Plain
 from method_kit import (
     all_same,

@@ -14,7 +14,7 @@ import torch
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, View
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.noisy_fedprox import NoisyFedProx
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting

@@ -16,14 +16,14 @@ import torch
 
 import fedveil as fv
 from federation_runs import every_method
-from fedveil.configuration.config import Config
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import Config
+from fedveil.experiment.data_card import HandedOver, recorded
+from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, Context, trained
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Released
-from fedveil.run.assembly import federation
-from fedveil.run.data_card import HandedOver, recorded
-from fedveil.run.resolve import opened
 
 CLIENTS, EACH, FEATURES = 20, 20, 9
 DATA = {"name": "digits", "partition": {"kind": "users"}, "client_test_fraction": 0.4}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config_files import load_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config_files import load_config
 from fedveil.papers.paper_files import paper_files
-from fedveil.statement.certify import certify_config
 
 METHODS = (
     "ladp-fl",

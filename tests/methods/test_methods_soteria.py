@@ -11,13 +11,13 @@ from torch import nn
 
 import method_kit as h
 from fedveil.accounting.types import Unbounded, View
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.gradient_compression import last_matrix
 from fedveil.methods.soteria import Soteria, columns, sensitivities
-from fedveil.statement.certify import certify_config
 from fedveil.training.params import FlatModel, Layout
 
 SERVER = {"privacy": {"view": "server"}}

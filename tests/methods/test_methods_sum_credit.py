@@ -19,6 +19,7 @@ from federation_runs import config, job
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify
 from fedveil.federation.fit import _shown
 from fedveil.federation.progress import Federation
 from fedveil.federation.server import evaluation_figures, server_step
@@ -29,7 +30,6 @@ from fedveil.methods.nbafl import NbAFL
 from fedveil.methods.run_cost import adds_up, check_declared
 from fedveil.methods.setting import Setting
 from fedveil.release.release_layout import COUNTS
-from fedveil.statement.certify import certify
 from fedveil.training.local import State
 from fedveil.training.params import Layout
 

@@ -13,18 +13,18 @@ import method_kit as h
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Event, Gaussian, SampledGaussian, View
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.run import run
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Plan, Released, step_of
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.setting import BudgetGroup, Setting
 from fedveil.methods.time_adaptive import TimeAdaptive
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 from method_kit import planner
 
 ROUNDS, CLIENTS = 8, 6

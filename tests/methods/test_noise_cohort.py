@@ -13,14 +13,14 @@ from scipy.special import gammaln
 from scipy.stats import binom, norm
 
 from fedveil.accounting.types import at_most
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import load_config, path_of
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.run import run
+from fedveil.experiment.verification import verification
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.run import run
-from fedveil.run.verification import verification
-from fedveil.statement.certify import certify_config
 
 PEER = "privacy={delta=1e-6, noise_cohort={clients=1000000, clients_per_round=1000, epsilon=2.0}}"
 """That of pfl-research's CIFAR-10 benchmark: 1,000 users get the noise of a million."""

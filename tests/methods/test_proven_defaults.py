@@ -13,10 +13,12 @@ import torch
 from by_hand import federation
 from federation_runs import config
 from fedveil.accounting.types import View
-from fedveil.configuration.config_files import read_config
-from fedveil.configuration.sections import given_keys
-from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.resume import same_run
+from fedveil.experiment.run_directory import write_config
+from fedveil.experiment.sections import given_keys
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.aldp_fl import ALDPFL
@@ -26,8 +28,6 @@ from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import described, method_from
-from fedveil.run.resume import same_run
-from fedveil.run.run_directory import write_config
 from fedveil.studies.compare.comparison import default_out
 from fedveil.training.local import LocalSpec
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fedveil as fv
 from federation_runs import small_digits
 from fedveil.errors import ConfigError
-from fedveil.statement.public_values import public_values
+from fedveil.experiment.public_values import public_values
 
 
 def backbone() -> nn.Sequential:

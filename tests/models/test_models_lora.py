@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedveil.configuration.model_section import network_of
-from fedveil.configuration.own_model import built
 from fedveil.errors import ConfigError
+from fedveil.experiment.model_section import network_of
+from fedveil.experiment.own_model import built
 from fedveil.models.lora import LoraEmbedding, LoraLinear, insert_adapters, save_adapter
 from fedveil.models.parts import LoraOptions
 from fedveil.training.params import FlatModel, trained_parameters

@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 import fedveil as fv
-from fedveil.configuration.config import parse
-from fedveil.configuration.model_section import network_of
-from fedveil.configuration.own_model import built
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import parse
+from fedveil.experiment.model_section import network_of
+from fedveil.experiment.own_model import built
 from fedveil.models.model_registry import OWN_MODELS, register_model
 from own_names import forgotten_after
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fedveil.configuration.model_section import network_of
-from fedveil.configuration.own_model import as_recorded, built, layout_of_network
 from fedveil.errors import ConfigError
+from fedveil.experiment.model_section import network_of
+from fedveil.experiment.own_model import as_recorded, built, layout_of_network
 from fedveil.models.model_registry import build
 from fedveil.models.trainable import frozen_digest
 from fedveil.training.params import trained_parameters

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.configuration.config import configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import configure
 from fedveil.models.parts import Parts
 from fedveil.models.trainable import check_module, choose_parts, own_copy
 

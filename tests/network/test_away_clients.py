@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.grid_engine import GONE
-from fedveil.network.offers import AGAIN, SILENT
+from fedveil.deploy.grid_engine import GONE
+from fedveil.deploy.offers import AGAIN, SILENT
 from fedveil.verify.check_run import verify_run
 from full_disk import NoRoomForStates
 from joined_clients import machines, rows, served, small
@@ -61,7 +61,7 @@ def test_clients_whose_disks_are_all_full_are_asked_again_after_a_while(
     view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, clock = machines(tmp_path / "clients"), [0.0]
-    monkeypatch.setattr("fedveil.network.offers.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedveil.deploy.offers.time.monotonic", lambda: clock[0])
     full = NoRoomForStates(tmp_path / "clients")
 
     def sleep(seconds: float) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.wire_format import content_of, record
-from fedveil.network.careful_grid import CarefulGrid, LastingGrid, RunLost
+from fedveil.deploy.careful_grid import CarefulGrid, LastingGrid, RunLost
+from fedveil.deploy.wire_format import content_of, record
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
@@ -191,7 +191,7 @@ def test_what_was_under_way_in_a_run_that_was_lost_is_answered_as_lost_and_the_n
 def test_a_superlink_that_does_not_know_a_run_says_so_by_401(status: int, lost: bool) -> None:
     import httpx
 
-    from fedveil.network.flower_api import _lost
+    from fedveil.deploy.flower_api import _lost
 
     def fail(*_: Any) -> Any:
         request = httpx.Request("POST", "http://x")

@@ -22,11 +22,11 @@ from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedProx, Strategy
 
 import fedveil as fv
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.deploy.central_dp import CentralDP
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.experiment.published_copy import publish
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget, spending
-from fedveil.network.central_dp import CentralDP
-from fedveil.run.published_copy import publish
 from flower_apps import AppGrid, added, answer, arrays, model
 
 CLEAR: dict[str, Any] = {"clip": 1.0, "clients": 8, "rate": 1.0, "rounds": 2, "noise_multiplier": 1e-4, "delta": 1e-2}

@@ -16,19 +16,19 @@ from typer.testing import CliRunner
 
 from federation_runs import config
 from fedveil.cli.app import app
+from fedveil.deploy.client_ledger import compared
+from fedveil.deploy.consent import Consent
+from fedveil.deploy.demo_network import BESIDE, consent_to, demo
+from fedveil.deploy.deployed_data import public_part
+from fedveil.deploy.join import JoinedClient
+from fedveil.deploy.offers import offer_bytes, offer_of, read_consent
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import write_config
+from fedveil.experiment.verification import verification
 from fedveil.ledger.files import head_path, head_record
 from fedveil.ledger.ledger import Ledger
-from fedveil.network.client_ledger import compared
-from fedveil.network.consent import Consent
-from fedveil.network.demo_network import BESIDE, consent_to, demo
-from fedveil.network.deployed_data import public_part
-from fedveil.network.join import JoinedClient
-from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.run.resolve import resolve
-from fedveil.run.run import run
-from fedveil.run.run_directory import write_config
-from fedveil.run.verification import verification
 from joined_clients import SIZES, Machines, Nobody, configuration, consent, files, served
 
 DP_SGD = {"training": {"local": "dp-sgd", "example_clip": 1.0, "batch_clip": None}, "privacy": {"unit": "record", "delta": 1e-5}}
@@ -118,7 +118,7 @@ def test_a_try_without_a_release_does_not_block_the_next_one(tmp_path: Path, mon
     def failing(configured: Any, serving: Any) -> Any:
         return served(configured, serving.out, Machines(tmp_path / "clients", {}))
 
-    monkeypatch.setattr("fedveil.network.demo_network.serve", failing)
+    monkeypatch.setattr("fedveil.deploy.demo_network.serve", failing)
     for _ in range(2):
         with pytest.raises(Nobody):
             demo(config({"name": "dp-fedavg"}, "server"), tmp_path / "out", print)
@@ -127,9 +127,9 @@ def test_a_try_without_a_release_does_not_block_the_next_one(tmp_path: Path, mon
 
 def waiting(config: str, out: str) -> None:
     """A demonstration whose server has begun its run, and waits for ever: what a program of its own runs, to be killed."""
-    import fedveil.network.demo_network as network
-    from fedveil.configuration.config_files import read_config
-    from fedveil.run.run import train
+    import fedveil.deploy.demo_network as network
+    from fedveil.experiment.config_files import read_config
+    from fedveil.experiment.run import train
 
     def serve(configured: Any, serving: Any) -> Any:
         serving.on_up()
@@ -175,7 +175,7 @@ def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_b
     assert (folder / "client-0" / "key").is_file()
     with Ledger.open(out / "ledger.sqlite", read_only=True) as ledger:
         assert len(ledger) == 0
-    monkeypatch.setattr("fedveil.network.demo_network.serve", agreeing(tmp_path))
+    monkeypatch.setattr("fedveil.deploy.demo_network.serve", agreeing(tmp_path))
     demo(wanted, out, print)
     assert verification(out).outcome == "verified"
     assert not folder.exists()
@@ -192,7 +192,7 @@ def test_a_run_that_charged_stays_when_a_demonstration_was_killed_there(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, out = config({"name": "dp-fedavg"}, "server"), tmp_path / "out"
-    monkeypatch.setattr("fedveil.network.demo_network.serve", agreeing(tmp_path))
+    monkeypatch.setattr("fedveil.deploy.demo_network.serve", agreeing(tmp_path))
     demo(wanted, out, print)
     (out / "summary.json").unlink()
     if head == "not yet":
@@ -219,7 +219,7 @@ def test_two_demonstrations_at_one_place_do_not_remove_each_others_machines(
         assert sorted(serving.network.path.parent.iterdir()) == there
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedveil.network.demo_network.serve", second)
+    monkeypatch.setattr("fedveil.deploy.demo_network.serve", second)
     with pytest.raises(KeyboardInterrupt):
         demo(wanted, out, print)
     assert [*tmp_path.iterdir()] == []

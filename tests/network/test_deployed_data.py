@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from fedveil.accounting.types import View
-from fedveil.configuration.config import configure
-from fedveil.configuration.sections import EvaluationSection
+from fedveil.deploy.consent import OwnData
+from fedveil.deploy.deployed_data import own_part, public_part
+from fedveil.deploy.join import JoinedClient
+from fedveil.deploy.offers import offer_bytes, offer_of, read_consent
 from fedveil.errors import ConfigError
-from fedveil.network.consent import OwnData
-from fedveil.network.deployed_data import own_part, public_part
-from fedveil.network.join import JoinedClient
-from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.run.rehearsal import rehearsed
-from fedveil.run.resolve import resolve
-from fedveil.run.run import run
-from fedveil.run.verification import verification
+from fedveil.experiment.config import configure
+from fedveil.experiment.rehearsal import rehearsed
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run import run
+from fedveil.experiment.sections import EvaluationSection
+from fedveil.experiment.verification import verification
 from joined_clients import Machines, Nobody, configuration, consent, files, served
 
 

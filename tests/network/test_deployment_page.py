@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.network.programs import free_port
+from fedveil.deploy.programs import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")

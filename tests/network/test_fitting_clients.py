@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedveil.network.central_dp import FittingClients
+from fedveil.deploy.central_dp import FittingClients
 
 Replies = tuple[set[int], set[int], set[int]]
 

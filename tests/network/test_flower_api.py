@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from fedveil.flower.wire_format import WireError
-from fedveil.network import flower_api, join
-from fedveil.network.flower_api import Endpoint, TaskQueue, _heart, _Patient, _retries, answer_message
-from fedveil.network.join import _answer
+from fedveil.deploy import flower_api, join
+from fedveil.deploy.flower_api import Endpoint, TaskQueue, _heart, _Patient, _retries, answer_message
+from fedveil.deploy.join import _answer
+from fedveil.deploy.wire_format import WireError
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
@@ -159,10 +159,8 @@ def test_what_is_refused_is_told_on_both_sides_and_never_run(
         return b"answer"
 
     monkeypatch.setattr(Endpoint, "client", lambda self, *interceptors: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(
-        "fedveil.network.flower_api._heart", lambda client: SimpleNamespace(start=lambda: None, stop=lambda: None)
-    )
-    monkeypatch.setattr("fedveil.network.flower_api.parts_of", lambda content: [b"part"])
+    monkeypatch.setattr("fedveil.deploy.flower_api._heart", lambda client: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr("fedveil.deploy.flower_api.parts_of", lambda content: [b"part"])
     monkeypatch.setattr("flwr.app.Message", lambda body, reply_to: body)
     monkeypatch.setattr(run_clientapp, "pull_task_input", lambda client: (message, None, None, fab))
     monkeypatch.setattr(run_clientapp, "push_message", lambda client, reply, context: pushed.append(reply))

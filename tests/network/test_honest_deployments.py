@@ -14,17 +14,17 @@ import pytest
 from federation_runs import config as base
 from federation_runs import every_method
 from fedveil.accounting.types import Unbounded
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.deploy.client_ledger import compared
+from fedveil.deploy.consent import Consent
+from fedveil.deploy.demo_network import consent_to
+from fedveil.deploy.deployed_data import public_part
 from fedveil.errors import ConfigError
+from fedveil.experiment.assembly import planned_charges
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.verification import verification
 from fedveil.ledger.ledger import Ledger
-from fedveil.network.client_ledger import compared
-from fedveil.network.consent import Consent
-from fedveil.network.demo_network import consent_to
-from fedveil.network.deployed_data import public_part
-from fedveil.run.assembly import planned_charges
-from fedveil.run.resolve import resolve
-from fedveil.run.verification import verification
 from joined_clients import Machines, consent, served
 from kill_points import SERVER, kill_at
 

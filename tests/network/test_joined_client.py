@@ -26,30 +26,12 @@ from typer.testing import CliRunner
 from federation_runs import bits
 from fedveil import __version__
 from fedveil.accounting.types import View
-from fedveil.cli.network_commands import commands
-from fedveil.configuration.config_files import read_config
-from fedveil.errors import ConfigError
-from fedveil.flower.grid_engine import GONE
-from fedveil.flower.round_messages import (
-    RefusalMessage,
-    ReleaseMessage,
-    RoundMessage,
-    TaskMessage,
-    read_reply,
-    read_round,
-    read_task,
-    round_bytes,
-    task_bytes,
-)
-from fedveil.flower.wire_format import Kind, WireError, decoded, encoded
-from fedveil.ledger.files import owner_only_folder
-from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.plan import Released
-from fedveil.methods.fedanc import FedANC
-from fedveil.network.client_ledger import TRUSTS
-from fedveil.network.consent import Consent, judged, read_consent_file
-from fedveil.network.join import JoinedClient, Joining, _alone, advice, join
-from fedveil.network.offers import (
+from fedveil.deploy.client_ledger import TRUSTS
+from fedveil.deploy.commands import commands
+from fedveil.deploy.consent import Consent, judged, read_consent_file
+from fedveil.deploy.grid_engine import GONE
+from fedveil.deploy.join import JoinedClient, Joining, _alone, advice, join
+from fedveil.deploy.offers import (
     AGAIN,
     ConsentingClients,
     Offer,
@@ -60,10 +42,28 @@ from fedveil.network.offers import (
     read_offer,
     refusal_bytes,
 )
-from fedveil.run.assembly import planned_charges
-from fedveil.run.run import run
-from fedveil.run.run_directory import write_config
-from fedveil.statement.certify import certify_config
+from fedveil.deploy.round_messages import (
+    RefusalMessage,
+    ReleaseMessage,
+    RoundMessage,
+    TaskMessage,
+    read_reply,
+    read_round,
+    read_task,
+    round_bytes,
+    task_bytes,
+)
+from fedveil.deploy.wire_format import Kind, WireError, decoded, encoded
+from fedveil.errors import ConfigError
+from fedveil.experiment.assembly import planned_charges
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import write_config
+from fedveil.ledger.files import owner_only_folder
+from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import Released
+from fedveil.methods.fedanc import FedANC
 from full_disk import NoRoomForStates
 from joined_clients import Nobody, configuration, consent, files, machines, rows, served, small
 from kill_points import kill_at
@@ -372,7 +372,7 @@ def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize("step", ["fedveil.network.join.write_whole", "fedveil.network.client_ledger.ClientLedger.admit"])
+@pytest.mark.parametrize("step", ["fedveil.deploy.join.write_whole", "fedveil.deploy.client_ledger.ClientLedger.admit"])
 def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     step: str, view: str, when: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +480,7 @@ def test_two_processes_of_one_client_answer_each_round_once_where_it_was_charged
         told = round_bytes(RoundMessage("r", Released(0, model * (number + 1), None), {}, None))
         return type(read_reply(there[number].answer([told, task_bytes(task)]), task, len(model)))
 
-    kinds = overlapping(monkeypatch, "fedveil.flower.client_node.client_round", ask)
+    kinds = overlapping(monkeypatch, "fedveil.deploy.client_node.client_round", ask)
     assert sorted(kind.__name__ for kind in kinds) == ["RefusalMessage", "ReleaseMessage"]
 
 
@@ -493,7 +493,7 @@ def test_two_processes_of_one_client_consent_to_one_configuration_of_a_name(
     def ask(number: int) -> str:
         return read_consent(there[number].answer([offer_bytes(offers[number])]), offers[number])
 
-    reasons = overlapping(monkeypatch, "fedveil.network.join.JoinedClient._pin", ask)
+    reasons = overlapping(monkeypatch, "fedveil.deploy.join.JoinedClient._pin", ask)
     (agreed,) = (offer for offer, reason in zip(offers, reasons, strict=True) if not reason)
     assert Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text())) == agreed
     planned = judged(consent(0), agreed.parsed())
@@ -586,7 +586,7 @@ def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_whil
     willing = dict(there.consents)
     there.consents |= {number: consent(number, unit="record") for number in (1, 2)}
     clock, lines = [0.0], list[str]()
-    monkeypatch.setattr("fedveil.network.offers.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedveil.deploy.offers.time.monotonic", lambda: clock[0])
     asked, seen = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append), list[set[int]]()
 
     def wait() -> None:
@@ -664,7 +664,7 @@ def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path
     """It was 0 whether it fits or not."""
     (tmp_path / "consent.toml").write_text("[data]\npart = 0\n[lifetime.server]\nepsilon = 1.0\ndelta = 1e-5\n")
     ended: list[int] = []
-    monkeypatch.setattr("fedveil.network.join.join", lambda consent, joining: fits)
+    monkeypatch.setattr("fedveil.deploy.join.join", lambda consent, joining: fits)
     monkeypatch.setattr("os._exit", ended.append)
     words = ["join", "fl.example.org:9700", "--ca", "ca.pem", "--key", "alice", "--consent", str(tmp_path / "consent.toml")]
     CliRunner().invoke(commands, [*words, "--check"])

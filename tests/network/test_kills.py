@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from federation_runs import bits, config
-from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
+from fedveil.deploy.client_ledger import compared
+from fedveil.deploy.round_messages import ReleaseMessage, read_reply, read_task
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
 from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.ledger.ledger import Ledger
-from fedveil.network.client_ledger import compared
-from fedveil.run.result import Result
-from fedveil.run.run import run
 from joined_clients import Machines, consent, served
 from kill_points import CLIENT, SERVER, Point, kill_at
 

@@ -15,10 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from fedveil.engines.interrupts import end_alike
-from fedveil.errors import ConfigError, FedveilError
-from fedveil.network.demo_network import ended_early
-from fedveil.network.network_folder import (
+from fedveil.deploy.demo_network import ended_early
+from fedveil.deploy.network_folder import (
     NetworkFolder,
     check_readable,
     make_client_key,
@@ -26,7 +24,9 @@ from fedveil.network.network_folder import (
     open_network,
     public_key_of,
 )
-from fedveil.network.programs import Program, ended_by_signal, require_free
+from fedveil.deploy.programs import Program, ended_by_signal, require_free
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.executors.interrupts import end_alike
 from full_disk import FullDisk
 
 

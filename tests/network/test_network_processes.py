@@ -17,12 +17,12 @@ import pytest
 import tomli_w
 
 from federation_runs import config
+from fedveil.deploy.demo_network import demo
+from fedveil.deploy.programs import free_port
+from fedveil.experiment.run import run
 from fedveil.federation.plain_state import read_tree
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.mechanisms import STATE_FILE
-from fedveil.network.demo_network import demo
-from fedveil.network.programs import free_port
-from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from port_visitor import visits
 
@@ -133,7 +133,7 @@ def test_machines_that_come_late_are_turned_away_or_lose_their_superlink(tmp_pat
         server = stack.enter_context(program(tmp_path, "server", "serve", "c.toml", "--out", "run"))
         wait_until(server, "round 1:")
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.read_text()
-        os.kill(pid_of("fedveil.network.superlink", port), signal.SIGKILL)
+        os.kill(pid_of("fedveil.deploy.superlink", port), signal.SIGKILL)
         wait_until(server, "flower-superlink has ended and is started again")
         wait_until(server, "closing digest")
         assert "consented as client 0" in early.read_text()
@@ -180,7 +180,7 @@ def test_a_visitor_gets_nothing_and_nothing_of_a_round_stays_on_the_servers_disk
             program(tmp_path, "first", "serve", "c.toml", "--out", "run", "--wait", "2", environment=environment)
         )
         wait_until(first, "round 0:")
-        for pid in (pid_of("fedveil serve", "--wait 2"), pid_of("fedveil.network.superlink", port)):
+        for pid in (pid_of("fedveil serve", "--wait 2"), pid_of("fedveil.deploy.superlink", port)):
             os.kill(pid, signal.SIGKILL)
         assert len(sent(tmp_path)) >= 2
         assert carved(tmp_path, sent(tmp_path)) == []

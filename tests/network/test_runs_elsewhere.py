@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from federation_runs import config
-from fedveil.adversary.attack import attack
-from fedveil.adversary.audit_run import audit_run
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config_files import read_config
+from fedveil.attacks.attack import attack
+from fedveil.attacks.audit_run import audit_run
+from fedveil.attacks.replay import replay
+from fedveil.deploy.central_dp import AppRun, matching_configuration
 from fedveil.errors import ConfigError
-from fedveil.network.central_dp import AppRun, matching_configuration
+from fedveil.experiment.config_files import read_config
 from fedveil.training.params import Layout
 from joined_clients import Machines, consent, served
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from federation_runs import config
+from fedveil.deploy.network_folder import make_client_key, make_network
+from fedveil.deploy.offers import ConsentingClients
+from fedveil.deploy.programs import free_port
 from fedveil.errors import ConfigError
-from fedveil.network.network_folder import make_client_key, make_network
-from fedveil.network.offers import ConsentingClients
-from fedveil.network.programs import free_port
-from fedveil.run.run import run
+from fedveil.experiment.run import run
 from joined_clients import Machines, consent, served
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
-from fedveil.network.serve import Serving, serve
+from fedveil.deploy.serve import Serving, serve
 
 SECTIONS = {"data": {"partition": {"kind": "iid", "clients": 2}}, "training": {"clients_per_round": 2, "local_steps": 1}}
 

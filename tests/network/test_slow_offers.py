@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from federation_runs import config
+from fedveil.deploy.join import JoinedClient
+from fedveil.deploy.offers import offer_bytes, offer_of, read_consent
 from fedveil.methods.gfl_aldpa import GFLALDPA
-from fedveil.network.join import JoinedClient
-from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from joined_clients import consent
 
 LIFETIME = {view: {"epsilon": 8.001, "delta": 0.01} for view in ("server", "aggregate")}

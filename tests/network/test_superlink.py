@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
-from fedveil.network.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
-from fedveil.network.programs import free_port
+from fedveil.deploy.network_folder import NetworkFolder, make_client_key, make_network, public_key_of
+from fedveil.deploy.programs import free_port
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 
-from fedveil.network import superlink
-from fedveil.network.flower_api import FLEET_ROUTES, FLEET_UPLOADS
-from fedveil.network.server_clock import clocks_that_differ, server_clock
-from fedveil.network.superlink import FleetPort, hearing, listening, told_at
+from fedveil.deploy import superlink
+from fedveil.deploy.flower_api import FLEET_ROUTES, FLEET_UPLOADS
+from fedveil.deploy.server_clock import clocks_that_differ, server_clock
+from fedveil.deploy.superlink import FleetPort, hearing, listening, told_at
 from port_visitor import asked, every_route, request, served_nothing, signed, visits
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
@@ -46,7 +46,7 @@ class Running:
     process: subprocess.Popen[bytes]
 
     def inside(self) -> Any:
-        from fedveil.network.flower_api import Control, Endpoint
+        from fedveil.deploy.flower_api import Control, Endpoint
 
         return Control(Endpoint(self.socket, None, self.network.secret.read_bytes()))
 
@@ -61,7 +61,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     for name in names[:2]:
         network.admit(folder / f"{name}.pub")
     at = Path("/tmp") / f"fedveil-test-{network.port}"
-    command = [sys.executable, "-m", "fedveil.network.superlink", "--network", str(network.path), "--port", str(network.port)]
+    command = [sys.executable, "-m", "fedveil.deploy.superlink", "--network", str(network.path), "--port", str(network.port)]
     process = subprocess.Popen([*command, "--socket", str(at), "--answer-bytes", str(ANSWER)])
     try:
         end = time.monotonic() + 120
@@ -173,7 +173,7 @@ def test_clocks_that_differ_are_named_on_both_sides(ahead: int, word: str, alone
             assert asked(network.port, request("/v1/fleet/pull-messages", signed(alice, age=-ahead))).startswith(b"HTTP/1.1 401 ")
         assert clocks_that_differ("127.0.0.1", network.port) == ""
         real = time.time
-        monkeypatch.setattr("fedveil.network.server_clock.time", SimpleNamespace(time=lambda: real() + ahead))
+        monkeypatch.setattr("fedveil.deploy.server_clock.time", SimpleNamespace(time=lambda: real() + ahead))
         told = clocks_that_differ("127.0.0.1", network.port)
     (line,) = lines
     assert line.startswith("client 0 is turned away: the client's clock says ")

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from federation_runs import config
 from fedveil.accounting.types import Gaussian
 from fedveil.cli.app import app
+from fedveil.deploy.client_ledger import compared
 from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import Ledger
-from fedveil.network.client_ledger import compared
 from fedveil.verify import Finding
 from joined_clients import Machines, consent, served
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedveil.federation.history import Columns
-from fedveil.pages.compare_page import write_page
+from fedveil.report.compare_page import write_page
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_plan import ComparisonSpec, plan
 from fedveil.studies.compare.comparison_rows import Row

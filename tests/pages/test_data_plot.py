@@ -11,8 +11,8 @@ from PIL import Image
 from fedveil.data.partition import Partition, partition
 from fedveil.data.split import client_test_split
 from fedveil.errors import ConfigError
-from fedveil.pages import figures as plot
-from fedveil.pages.figures import plot_partition
+from fedveil.report import figures as plot
+from fedveil.report.figures import plot_partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), 400))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.pages.web_page import inline
+from fedveil.report.web_page import inline
 
 pytestmark = pytest.mark.browser
 PAGE = (

@@ -20,8 +20,6 @@ from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER, expecte
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
-from fedveil.pages.explorer import explorer_methods, explorer_values
-from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import StepRates
 from fedveil.papers.fedanc import fedanc_claim as fedanc
@@ -30,6 +28,8 @@ from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon
 from fedveil.papers.ladp_fl import ladp_claim as ladp
 from fedveil.papers.paper_files import paper_notes
+from fedveil.report.explorer import explorer_methods, explorer_values
+from fedveil.report.web_page import web_file
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 

@@ -12,8 +12,8 @@ import pytest
 
 from fedveil.accounting import gaussian
 from fedveil.errors import ConfigError
-from fedveil.pages.explorer import write_explorer
-from fedveil.pages.web_page import inline, web_file
+from fedveil.report.explorer import write_explorer
+from fedveil.report.web_page import inline, web_file
 
 FAMILIES = ("dp-fedavg", "ladp-fl", "fedglp-adp", "noisy-fedavg", "noisy-fedprox", "fedanc", "aldp-fl", "silo-dp-sgd")
 MOVE = """

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedveil.errors import LedgerError
+from fedveil.experiment.verification import verification, verified_ledger
 from fedveil.ledger import ledger_store
 from fedveil.ledger.ledger import Ledger
-from fedveil.pages.report import write_report
-from fedveil.run.verification import verification, verified_ledger
+from fedveil.report.report import write_report
 from finished_runs import finished
 from forged_ledger import ForgedLedger
 

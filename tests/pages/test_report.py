@@ -27,12 +27,12 @@ from fedveil.cli.app import app
 from fedveil.cli.privacy_terminal import render_ledger
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
+from fedveil.experiment.recorded_run import group_names, grouped, read_run
+from fedveil.experiment.run_directory import write_table
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.pages.figures import plot_run
-from fedveil.pages.privacy_section import spent
-from fedveil.pages.report import page_values, write_report
-from fedveil.run.recorded_run import group_names, grouped, read_run
-from fedveil.run.run_directory import write_table
+from fedveil.report.figures import plot_run
+from fedveil.report.privacy_section import spent
+from fedveil.report.report import page_values, write_report
 from fedveil.statement.statement_layout import render, render_brief
 from fedveil.studies.statistics import POINTS, thinned
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.pages.figures import OVERVIEW, _panel, plot_run
-from fedveil.pages.report import page_values
-from fedveil.pages.web_page import web_file
-from fedveil.run.recorded_run import read_run
+from fedveil.experiment.recorded_run import read_run
+from fedveil.report.figures import OVERVIEW, _panel, plot_run
+from fedveil.report.report import page_values
+from fedveil.report.web_page import web_file
 
 PAGE = """
 const { data, parts } = JSON.parse(process.argv[1]);

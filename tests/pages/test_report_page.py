@@ -14,10 +14,10 @@ import pytest
 
 import report_runs as runs
 from fedveil.accounting.types import number
-from fedveil.pages.figures import plot_run
-from fedveil.pages.report import write_report
-from fedveil.run.recorded_run import read_run
-from fedveil.run.verification import verification
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.verification import verification
+from fedveil.report.figures import plot_run
+from fedveil.report.report import write_report
 from fedveil.statement.statement import GroupNumbers
 from fedveil.statement.statement_layout import to_dict
 from fedveil.statement.statement_text import in_words

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from federation_runs import charged, config, finished, job
-from fedveil.engines.inline import Inline
+from fedveil.deploy.wire_format import packed
 from fedveil.errors import ConfigError
-from fedveil.flower.wire_format import packed
+from fedveil.executors.inline import Inline
+from fedveil.experiment.certify import certify_config
 from fedveil.mechanism.plan import Plan, Released
-from fedveil.statement.certify import certify_config
 
 
 def of_bits(bits: int | None, view: str = "server", **more: Any) -> Any:

@@ -17,17 +17,17 @@ from torch.nn import functional as F
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian
-from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.catalogue import IGNORED
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import configure
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.gradients.gradient_blocks import rows
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import step_sensitivity
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models.model_registry import build
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.gradient_blocks import rows
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Binary, Classification
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from

@@ -17,10 +17,10 @@ from scipy import stats
 from by_hand import Book
 from federation_runs import charged, config, finished, job
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
-from fedveil.engines.batched import Batched
-from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, UpdateRefused
+from fedveil.executors.batched import Batched
+from fedveil.executors.inline import Inline
+from fedveil.executors.pool import ProcessPool
 from fedveil.federation.round import Engine
 from fedveil.mechanism.plan import Extra, Plan, Raw, Upload
 from fedveil.methods.base import Policy, UploadServer

@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fedveil.gradients import per_example
+from fedveil.gradients.gradient_blocks import Block, rows
+from fedveil.gradients.layer_rules import RULES
+from fedveil.gradients.per_example import one_by_one, per_example_gradients, vectorised
 from fedveil.models.model_registry import build
-from fedveil.release import per_example
-from fedveil.release.gradient_blocks import Block, rows
-from fedveil.release.layer_rules import RULES
-from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
 from fedveil.training.params import copied
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

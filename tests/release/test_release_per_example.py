@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from fedveil.gradients import per_example
+from fedveil.gradients.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
+from fedveil.gradients.per_example import Losses, one_by_one, per_example_gradients, vectorised
+from fedveil.gradients.taps import NoRule, Taps
 from fedveil.mechanism.plan import DpSgd
 from fedveil.models.model_registry import build
-from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import Losses, one_by_one, per_example_gradients, vectorised
-from fedveil.release.taps import NoRule, Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import Local, LocalSpec

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from fedveil.gradients.gradient_blocks import rows
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.models.trainable import fix
-from fedveil.release.gradient_blocks import rows
-from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 
 CLASSES, SYMBOLS = 3, 11

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.engines.inline import Inline
+from fedveil.deploy.grid_engine import GridEngine
 from fedveil.errors import ConfigError
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.resolve import opened
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
-from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import LocalSpec
 from flower_nodes import Nodes

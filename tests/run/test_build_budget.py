@@ -7,8 +7,8 @@ import pytest
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.experiment.assembly import filter_for
 from fedveil.ledger.budget import Budget, FixedPlan, GdpFilter, RdpFilter
-from fedveil.run.assembly import filter_for
 
 ZERO = Adjacency.ZERO_OUT
 SCOPE = Scope(Unit.CLIENT, ZERO, View.AGGREGATE)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import parse
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import parse
+from fedveil.experiment.new_project import demo_config
+from fedveil.experiment.run import run
 from fedveil.methods import run_cost
-from fedveil.run.new_project import demo_config
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 from fedveil.studies.twin import twin_sensitivity
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import FedveilError
-from fedveil.run.published_copy import publish
-from fedveil.run.verification import SIGNATURE, Signer, check_signature, sign_run, verification
+from fedveil.experiment.published_copy import publish
+from fedveil.experiment.verification import SIGNATURE, Signer, check_signature, sign_run, verification
 from fedveil.verify import Finding
 from finished_runs import finished
 

@@ -14,23 +14,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.adversary.attack import attack
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.audit_run import audit_run
+from fedveil.attacks.attack import attack
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_config
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.errors import ConfigError
-from fedveil.pages.report import page_values, write_report
-from fedveil.run.assembly import prepare
-from fedveil.run.data_card import HandedOver
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import data_spec
-from fedveil.run.result import Result
-from fedveil.run.run import run
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.data_card import HandedOver
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import data_spec
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
+from fedveil.report.report import page_values, write_report
 from fedveil.studies.twin import twin_sensitivity
 from method_kit import digits
 

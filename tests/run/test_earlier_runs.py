@@ -17,13 +17,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.resume import resumable
+from fedveil.experiment.run import run
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_store import schema_of
-from fedveil.run.resume import resumable
-from fedveil.run.run import run
 from fedveil.studies.grid import Cell, run_cell, run_grid
 
 DATA = Path(__file__).parent / "data"

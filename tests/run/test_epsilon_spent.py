@@ -17,16 +17,16 @@ from federation_runs import covering, every_method, prepared, small_digits
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.run import run
+from fedveil.experiment.spending import EpsilonSpent
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.recorded_run import read_run
-from fedveil.run.run import run
-from fedveil.run.spending import EpsilonSpent
-from fedveil.statement.certify import certify
 
 
 def with_training(config: Config, **changes: Any) -> Config:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.config import Config
 from resumed_runs import case, go, interrupted, same_end
 
 BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than the ledger
@@ -121,7 +121,7 @@ def test_a_table_that_cannot_be_added_to(calm: Calm, tmp_path: Path) -> None:
             (path / "history.csv").mkdir()
 
     from federation_runs import prepared, small_digits
-    from fedveil.run.run import run
+    from fedveil.experiment.run import run
 
     with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe .*checkpoint.*resume=True"):
         run(configuration, path, block, data=small_digits(), partition=prepared(configuration).partition)

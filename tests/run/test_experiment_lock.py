@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.run.run_directory import claimed
+from fedveil.experiment.run_directory import claimed
 from resumed_runs import case, entries, go, interrupted
 
 
@@ -111,7 +111,7 @@ def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_pa
     interrupted(configuration, path, 2)
     copied(path, tmp_path / "old")
     with pytest.MonkeyPatch.context() as patch:
-        import fedveil.run.run as module
+        import fedveil.experiment.run as module
 
         real = module.Checkpoints.begin
 
@@ -146,6 +146,6 @@ def test_a_ledger_with_other_releases_is_refused_however_long_it_is(tmp_path: Pa
     copied(tmp_path / "b", tmp_path / "a")
     with pytest.raises(LedgerError, match="is not as the run left it"):
         go(configuration, tmp_path / "a", resume=True)
-    monkeypatch.setattr("fedveil.run.run.check_opening", lambda path: None)  # a ledger that opened beside the same files
+    monkeypatch.setattr("fedveil.experiment.run.check_opening", lambda path: None)  # a ledger that opened beside the same files
     with pytest.raises(LedgerError, match="behind its checkpoint: it holds 3 releases, and not the one with number 1"):
         go(configuration, tmp_path / "a", resume=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import Config
 from fedveil.errors import FedveilError
+from fedveil.experiment.config import Config
 from full_disk import FullDisk
 from resumed_runs import case, go, same_end
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.recorded_run import RunData, read_run
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import DECLARED
 from fedveil.federation.history import Columns, declared
-from fedveil.pages.report import chart_values
-from fedveil.run.recorded_run import RunData, read_run
-from fedveil.run.result import Result
-from fedveil.run.run import run
-from fedveil.run.run_directory import DECLARED
+from fedveil.report.report import chart_values
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Column
 

@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.engines import pool
 from fedveil.errors import ConfigError
+from fedveil.executors import pool
+from fedveil.experiment.resolve import opened
 from fedveil.federation import isolated
 from fedveil.federation.isolated import ChildFailed, forked
-from fedveil.run.resolve import opened
 from fedveil.tasks.task import Task
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux")]
@@ -254,11 +254,11 @@ def test_process_is_refused_where_none_can_be_forked(tmp_path: Path, monkeypatch
 
 def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     """What each of the other clients sent in the first round, in the order in which a process trains them."""
-    from fedveil.engines.inline import Inline
+    from fedveil.executors.inline import Inline
+    from fedveil.experiment.assembly import federation
     from fedveil.federation.fit import asked
     from fedveil.federation.progress import start
     from fedveil.ledger.ledger import Ledger
-    from fedveil.run.assembly import federation
 
     config = configuration(net)
     folder.mkdir()

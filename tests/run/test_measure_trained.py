@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import configure
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import data_spec, resolve
+from fedveil.experiment.run import run
 from fedveil.federation import evaluation
 from fedveil.federation.plain_state import read_tree
 from fedveil.federation.progress import Federation
-from fedveil.pages.report import page_values
-from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import data_spec, resolve
-from fedveil.run.run import run
+from fedveil.report.report import page_values
 
 
 def settings(**training: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path, monke
     def trained(experiment: Any, job: Federation, *more: Any) -> None:
         measured[engine] = (job.personal_on_test_set, job.client_tests is not None)
 
-    monkeypatch.setattr("fedveil.run.run._train", trained)
+    monkeypatch.setattr("fedveil.experiment.run._train", trained)
     for engine in ("inline", "flower"):
         configuration = settings(measure_trained=True, personal_on_test_set=True)
         configuration["run"]["engine"] = engine

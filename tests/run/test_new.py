@@ -15,18 +15,18 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.plugins import load_plugins
 from fedveil.data import load as loading
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, DataError
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.new_project import PROJECTS, new_project
+from fedveil.experiment.plugins import load_plugins
+from fedveil.experiment.resolve import data_spec
+from fedveil.experiment.resume import resumable
+from fedveil.experiment.run import run
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.assembly import prepare
-from fedveil.run.new_project import PROJECTS, new_project
-from fedveil.run.resolve import data_spec
-from fedveil.run.resume import resumable
-from fedveil.run.run import run
-from fedveil.statement.certify import certify_config
 from forked_workers import become
 from own_names import forgotten_after
 

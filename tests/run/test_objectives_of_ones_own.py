@@ -20,6 +20,8 @@ from torch import Tensor
 import federation_runs as runs_of
 import fedveil as fv
 import method_kit as h
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.resolve import opened
 from fedveil.federation.plain_state import is_storable
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import ClientTask, Work, attempted, planned
@@ -28,8 +30,6 @@ from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 SECRETS = (0.5, 9.0)

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
 from fedveil.ledger.ledger import Ledger
-from fedveil.pages.report import write_report
+from fedveil.report.report import write_report
 
 CLIENTS, ROUNDS = 6, 3
 SIZES = {"clients": CLIENTS, "train_examples": 180}

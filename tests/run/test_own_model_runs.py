@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from federation_runs import small_digits
-from fedveil.adversary.attack import attack
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.audit_run import audit_run
-from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_config, load_recorded
+from fedveil.attacks.attack import attack
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.audit_run import audit_run
+from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config, load_recorded
+from fedveil.experiment.data_card import HandedOver, how_to_resume
+from fedveil.experiment.recertify import recertify
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.result import Result
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.data_card import HandedOver, how_to_resume
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import resolve
-from fedveil.run.result import Result
-from fedveil.statement.recertify import recertify
 from fedveil.studies.cell import Cell
 from fedveil.studies.grid import run_grid
 
@@ -139,8 +139,8 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from fedveil.configuration.config_files import load_config
-from fedveil.statement.recertify import recertify
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.recertify import recertify
 run = Path(sys.argv[1])
 print(load_config(run / "config.toml").model.recorded.kind)
 print([str(finding) for finding in recertify(run)])

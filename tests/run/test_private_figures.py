@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.configuration.config import Config, configure
 from fedveil.data.partition import partition
-from fedveil.pages.figures import plot_curves, plot_partition, plot_run
-from fedveil.pages.report import page_values
-from fedveil.run import run_directory as rundir
-from fedveil.run.recorded_run import read_run
-from fedveil.run.run import run
+from fedveil.experiment import run_directory as rundir
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.run import run
+from fedveil.report.figures import plot_curves, plot_partition, plot_run
+from fedveil.report.report import page_values
 from fedveil.tasks.classification import Classification
 
 AGGREGATE = {"epsilon": 8.0, "delta": 0.01, "view": "aggregate"}

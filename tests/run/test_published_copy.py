@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.adversary.audit_run import audit_run
+from fedveil.attacks.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import parse
 from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import from_arrays
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import parse
+from fedveil.experiment.published_copy import publish
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.run import run
+from fedveil.experiment.verification import verification
 from fedveil.federation import fit as fit_module
 from fedveil.ledger.ledger import Ledger
-from fedveil.pages.report import page_values
-from fedveil.run.published_copy import publish
-from fedveil.run.recorded_run import read_run
-from fedveil.run.run import run
-from fedveil.run.verification import verification
+from fedveil.report.report import page_values
 from method_kit import digits
 
 CONFIG = digits(

@@ -22,12 +22,12 @@ import fedveil as fv
 from federation_runs import covering, every_method, rehearsed
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment import child_process, rehearsal
+from fedveil.experiment.child_process import in_child
+from fedveil.experiment.resolve import opened
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, Summed, SumServer, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
-from fedveil.run import child_process, rehearsal
-from fedveil.run.child_process import in_child
-from fedveil.run.resolve import opened
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import State
 from own_names import forgotten_after
@@ -240,7 +240,7 @@ def test_the_rehearsal_leaves_nothing_behind(forks: bool, tmp_path: Path, monkey
         return model, local
 
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Net(drawing))
-    monkeypatch.setattr("fedveil.run.run.rehearsed", watched)
+    monkeypatch.setattr("fedveil.experiment.run.rehearsed", watched)
     train(tmp_path / "run", net)
     same, passes, _ = seen[0]
     assert same

@@ -8,7 +8,7 @@ import pytest
 
 import fedveil as fv
 from federation_runs import small_digits
-from fedveil.run.result import Result
+from fedveil.experiment.result import Result
 
 
 def trained(path: Path, **training: int) -> Result:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.run import run
 from resumed_runs import CASES, case, entries, go, interrupted
 
 

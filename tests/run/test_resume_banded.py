@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+import fedveil.experiment.run as module
 import fedveil.federation.fit as fitting
-import fedveil.run.run as module
 from fedveil.errors import LedgerError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.mechanisms import NoiseMemory

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+import fedveil.experiment.run as module
 import fedveil.federation.fit as fitting
-import fedveil.run.run as module
 from resumed_runs import case, entries, go
 
 ROUNDS, KILLED = 4, 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import fedveil.run.run as module
+import fedveil.experiment.run as module
 from federation_runs import config
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
 from resumed_runs import entries, go, interrupted
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+import fedveil.experiment.run as module
 import fedveil.federation.round as client
-import fedveil.run.run as module
-from fedveil.configuration.config import Config
 from fedveil.errors import FedveilError
+from fedveil.experiment.config import Config
 from fedveil.federation import checkpoint, plain_state
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from resumed_runs import case, entries, go, same_end

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import fedveil.run.run as module
+import fedveil.experiment.run as module
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.adversary.replay import replay
+from fedveil.attacks.replay import replay
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.config_files import load_config
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.run import run
 from fedveil.ledger.budget import RdpFilter
 from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.ledger.population_budget import create_budget, open_budget, spending
-from fedveil.run.run import run
 from fedveil.studies.twin import twin_sensitivity
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from federation_runs import charged
-from fedveil.configuration.config import Config
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation, prepare
+from fedveil.experiment.config import Config
+from fedveil.experiment.published_copy import publish
+from fedveil.experiment.resolve import data_spec, opened, resolve_here
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import train
+from fedveil.experiment.verification import verification
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation, prepare
-from fedveil.run.published_copy import publish
-from fedveil.run.resolve import data_spec, opened, resolve_here
-from fedveil.run.result import Result
-from fedveil.run.run import train
-from fedveil.run.verification import verification
 from fedveil.verify.check_run import verify_run
 from forged_ledger import ForgedLedger
 from method_kit import digits

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.result import Result
 from fedveil.models import model_registry
-from fedveil.run.result import Result
 
 DRAW = np.random.default_rng(0)
 X, Y = DRAW.normal(size=(60, 4)).astype("float32"), DRAW.integers(0, 3, 60)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import fedveil.run.resolve as resolve_module
-import fedveil.run.run as run_module
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import read_config
+import fedveil.experiment.resolve as resolve_module
+import fedveil.experiment.run as run_module
 from fedveil.errors import ConfigError
-from fedveil.statement.certify import certify_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.config_files import read_config
 from fedveil.statement.statement_layout import read_statement
 from resumed_runs import case, go, interrupted
 

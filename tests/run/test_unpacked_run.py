@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.run import verification as unpacked_run
-from fedveil.run.verification import verification
+from fedveil.experiment import verification as unpacked_run
+from fedveil.experiment.verification import verification
 from verified_runs import made
 
 pytestmark = pytest.mark.heavy

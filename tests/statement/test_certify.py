@@ -19,18 +19,18 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
-from fedveil.configuration.config import parse
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.data.split import client_test_split, split_within_users
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify, certify_config
+from fedveil.experiment.config import parse
 from fedveil.mechanism.cost import step_sensitivity
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.setting import Setting
 from fedveil.statement.advice import learnability
-from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_layout import from_dict, render, render_brief, to_dict, to_markdown
 from fedveil.statement.statement_text import in_words, numbers_table
@@ -380,10 +380,10 @@ def test_batch_norm_is_named_only_where_there_is_any() -> None:
 def test_a_million_rounds_need_no_torch() -> None:
     code = (
         "import sys, json\n"
-        "from fedveil.statement.certify import certify_config\n"
+        "from fedveil.experiment.certify import certify_config\n"
         "from fedveil.statement.statement_layout import render\n"
         "from fedveil.statement.statement_layout import to_markdown\n"
-        "from fedveil.configuration.config import parse\n"
+        "from fedveil.experiment.config import parse\n"
         "from rich.console import Console\n"
         f"s = certify_config(parse(json.loads({json.dumps(json.dumps(CONFIG))})))\n"
         "render(s, Console())\n"

@@ -15,8 +15,8 @@ import pytest
 
 from federation_runs import config
 from fedveil.accounting.types import Audit, View, at_most
-from fedveil.configuration.config import Config, configure
-from fedveil.statement.certify import certify_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
 from fedveil.statement.institutions import CURATORS, Institution, RunFigures, for_institution, read_run_figures
 from fedveil.statement.statement import GroupNumbers, Statement
 from fedveil.statement.statement_layout import to_dict

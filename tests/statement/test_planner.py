@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from fedveil.accounting.learnability import expected_share
 from fedveil.accounting.types import Unit
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
-from fedveil.statement.certify import certify_config
-from fedveil.statement.planner import plan_table
+from fedveil.experiment.certify import certify_config, plan_table
+from fedveil.experiment.config import Config, configure
 from fedveil.statement.statement_text import gathered_in_words
 
 

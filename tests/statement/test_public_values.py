@@ -8,7 +8,7 @@ import numpy as np
 
 import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.statement.recertify import recertify
+from fedveil.experiment.recertify import recertify
 
 
 def three_classes(classes: int | None) -> Dataset:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedveil.configuration.config import configure
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, from_options
 from fedveil.data.partition_options import Iid
-from fedveil.run.assembly import Prepared
-from fedveil.run.run import run as execute
-from fedveil.statement.recertify import _of_card, differences, recertify
+from fedveil.experiment.assembly import Prepared
+from fedveil.experiment.config import configure
+from fedveil.experiment.recertify import _of_card, differences, recertify
+from fedveil.experiment.run import run as execute
 from fedveil.verify import Finding
 from finished_runs import finished
 

@@ -10,11 +10,11 @@ import method_kit as h
 from fedveil.accounting.accountant import bound, delta_bound
 from fedveil.accounting.finite_precision import total_variation
 from fedveil.accounting.types import Adjacency, Gaussian, Unit, View
+from fedveil.experiment.certify import certify
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.run_cost import charged_bound, run_variation
 from fedveil.statement.caveats import ideal_noise
-from fedveil.statement.certify import certify
 from fedveil.training.params import Layout
 
 ZERO = Adjacency.ZERO_OUT

@@ -28,6 +28,7 @@ from fedveil.accounting.types import (
     at_most,
 )
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.methods.base import Fixed
@@ -38,7 +39,6 @@ from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
-from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import from_dict, render, to_dict, to_markdown
 from fedveil.statement.statement_text import if_seen, numbers_table

@@ -21,13 +21,13 @@ from by_hand import Book
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View, at_most
-from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify, certify_config
+from fedveil.experiment.config import parse
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Weighting
 from fedveil.methods.setting import Setting
-from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import in_words
 from fedveil.training.local import LocalSpec

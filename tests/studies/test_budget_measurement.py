@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
+from fedveil.experiment.config import Config
+from fedveil.experiment.run import run
 from fedveil.studies.reproduce.budget_measurement import of_budget
 from method_kit import digits
 

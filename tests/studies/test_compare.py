@@ -22,12 +22,12 @@ from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View, at_mos
 from fedveil.cli.app import app
 from fedveil.cli.study_terminal import LiveTable
 from fedveil.cli.study_terminal import render_comparison as render
-from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import write_config
 from fedveil.federation.history import Columns
-from fedveil.pages.compare_page import check_runs, markdown, write_files
-from fedveil.run.run import run
-from fedveil.run.run_directory import write_config
+from fedveil.report.compare_page import check_runs, markdown, write_files
 from fedveil.statement.statement import Assumption, Statement
 from fedveil.statement.statement_text import Item
 from fedveil.studies.cell import CellState

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fedveil.cli.study_terminal import split_list
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.sections import given_keys
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.statement.certify import certify_config
 from fedveil.studies.compare.comparison_plan import ComparisonSpec, Planned, at_claim, configured, partition_of
 from fedveil.studies.compare.comparison_plan import plan as plan_of
 from grid_cells import small

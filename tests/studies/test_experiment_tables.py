@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from fedveil.experiment.run_directory import append_history, write_history
 from fedveil.federation.history import Record
-from fedveil.run.run_directory import append_history, write_history
 from fedveil.training.params import Layout
 
 LAYOUT = Layout.of({"w": (2, 2), "b": (2,)})

@@ -13,20 +13,20 @@ import torch
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
-from fedveil.engines.device import gpu_problem
-from fedveil.engines.stacked_models import Stack
 from fedveil.errors import ConfigError
+from fedveil.executors.device import gpu_problem
+from fedveil.executors.stacked_models import Stack
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import data_spec, resolve
+from fedveil.experiment.run_directory import present
 from fedveil.federation.round import ClientTask, client_round
 from fedveil.mechanism.plan import Released
-from fedveil.pages.figures import plot_run
-from fedveil.pages.report import page_values
 from fedveil.release.sealed import Contribution
-from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import data_spec, resolve
-from fedveil.run.run_directory import present
+from fedveil.report.figures import plot_run
+from fedveil.report.report import page_values
 from fedveil.studies.twin import neighbour, twin_sensitivity
 from method_kit import job_of
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import fedveil.studies.grid as grid
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
-from fedveil.run.run import run
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.run import run
 from fedveil.studies import worker_pool
 from fedveil.studies.cell import Cell, CellState, Listener, state_of
 from fedveil.studies.grid import Pace, run_grid

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from fedveil.accounting.selection import Selection
 from fedveil.accounting.types import Adjacency, OneOrder, Scope, Unit, View
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.experiment import Experiment
+from fedveil.experiment.run import run
+from fedveil.experiment.verification import verification
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
-from fedveil.run.experiment import Experiment
-from fedveil.run.run import run
-from fedveil.run.verification import verification
-from fedveil.statement.certify import certify_config
 from fedveil.studies.cell import CellState, state_of
 from fedveil.studies.tune import search as looked_at
 from fedveil.studies.tune import search as module

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.adversary import interception
-from fedveil.adversary.attack import attack, attacked
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.interception import Interception, holders_of_test_images, holding, interception_of
-from fedveil.adversary.snapshot import snapshot_of
-from fedveil.configuration.config import Config, parse
+from fedveil.attacks import interception
+from fedveil.attacks.attack import attack, attacked
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.interception import Interception, holders_of_test_images, holding, interception_of
+from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError
-from fedveil.run.resolve import opened
-from fedveil.run.run import run
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.resolve import opened
+from fedveil.experiment.run import run
 from fedveil.studies.reproduce import measurements, running_time
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe_files import load_recipe

@@ -15,7 +15,7 @@ from scipy.io import savemat
 
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.sources import people
-from fedveil.run.run import run
+from fedveil.experiment.run import run
 from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, kept, rows
 from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe, recipe_names
 from fedveil.studies.reproduce.reproduction import unavailable

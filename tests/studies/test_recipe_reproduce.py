@@ -16,12 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError
-from fedveil.pages.reproduce_figure import plot_reproduction
-from fedveil.run.recorded_run import read_run
-from fedveil.run.run import run
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.run import run
+from fedveil.report.reproduce_figure import plot_reproduction
 from fedveil.studies.cell import CellState
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Only, Recipe, RecipeEntry, RecipeRow, collected, kept, rows

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.public_setting import setting_of
 from fedveil.methods.dpa_ldp import DPALDP
 from fedveil.methods.time_varying_dp import TimeVaryingDP
-from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
 from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, recipe_names, settings_digest

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedveil.accounting.selection import Selection
-from fedveil.configuration.config import configure
-from fedveil.run.result import Result
+from fedveil.experiment.config import configure
+from fedveil.experiment.result import Result
 from fedveil.studies.tune import search as module
 from fedveil.studies.tune.search import Chance, SearchSpec
 from replayed_search import ALONE, EXCHANGED, Attempt, Kept, replayed_search

@@ -13,12 +13,12 @@ from scipy.optimize import brentq
 
 from fedveil.accounting.selection import Selection, tries_of_mean
 from fedveil.accounting.types import SampledGaussian
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.verification import verification
 from fedveil.methods.run_cost import run_releases
-from fedveil.run.verification import verification
-from fedveil.statement.certify import certify_config
 from fedveil.studies.tune.search import Chance, SearchSpec, private_search
 
 ROUNDS, Q, DELTA, NOISE, LAW = 8, 0.25, 1e-3, 20.0, tries_of_mean(0, 5)

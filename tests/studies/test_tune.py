@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.config_files import load_config
 from fedveil.studies.cell import CellState
 from fedveil.studies.tune import search
 from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of, proxy_sections

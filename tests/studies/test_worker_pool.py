@@ -29,7 +29,7 @@ def test_a_job_is_a_function_by_name_and_its_fault_ends_no_other(tmp_path: Path)
         [
             Job("says", "builtins:print", {"word": "heard in the log"}),
             Job("absent", "builtins:no_such_function", {}),
-            Job("refused", "fedveil.configuration.config_files:load_config", {"not": "a path"}),
+            Job("refused", "fedveil.experiment.config_files:load_config", {"not": "a path"}),
             Job("again", "builtins:print", {}),
         ],
         tmp_path / "log",

@@ -11,7 +11,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.run.result import Result
+from fedveil.experiment.result import Result
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 40

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
+from fedveil.experiment import rehearsal
+from fedveil.experiment.assembly import Prepared, federation, prepare
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.resolve import data_spec, resolve
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Engine
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.gradient_compression import Defence
 from fedveil.methods.method_registry import METHODS
-from fedveil.run import rehearsal
-from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.resolve import data_spec, resolve
 from fedveil.training.params import FlatModel
 
 DEFENCES = {name for name, kind in METHODS.items() if issubclass(kind, Defence)}

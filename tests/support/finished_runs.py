@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import parse
-from fedveil.run.run import run
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
 from report_runs import raw
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fedveil.deploy.client_node import ClientNode, ClientStates
 from fedveil.federation.round import Context
-from fedveil.flower.client_node import ClientNode, ClientStates
 from fedveil.release.release_layout import NullLedger
 
 

@@ -98,7 +98,7 @@ def content(run: Path) -> list[str]:
 
 
 def _digests(run: Path, files: dict[str, str]) -> dict[str, str]:
-    """As fedveil.run.verification makes them: the salt goes before what is private."""
+    """As fedveil.experiment.verification makes them: the salt goes before what is private."""
     secret = run / "private" / "salt"
     salt = secret.read_bytes() if secret.exists() else b""
     there = {name: run / name for name in files if (run / name).exists()}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, configure
+from fedveil.experiment.config import Config, configure
 from fedveil.ledger.ledger import Ledger
 from fedveil.studies.cell import Cell
 

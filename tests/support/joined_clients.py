@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from federation_runs import config
-from fedveil.configuration.config import Config, configure
+from fedveil.deploy.consent import Consent
+from fedveil.deploy.deployed_data import public_part
+from fedveil.deploy.grid_engine import GONE, GridEngine
+from fedveil.deploy.join import JoinedClient
+from fedveil.deploy.offers import ConsentingClients, offer_of
+from fedveil.deploy.wire_format import WireError
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.resolve import resolve, resolve_here
+from fedveil.experiment.run import Result, train
 from fedveil.federation.progress import Federation
-from fedveil.flower.grid_engine import GONE, GridEngine
-from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
-from fedveil.network.consent import Consent
-from fedveil.network.deployed_data import public_part
-from fedveil.network.join import JoinedClient
-from fedveil.network.offers import ConsentingClients, offer_of
-from fedveil.run.resolve import resolve, resolve_here
-from fedveil.run.run import Result, train
 
 SIZES = (30, 50, 40)
 """Rows of the clients' tables."""

@@ -16,27 +16,27 @@ Point = tuple[str, str, Literal["before", "after"]]
 """Of a class or module, the function; and whether it is called yet."""
 
 CLIENT: dict[str, Point] = {
-    "before training": ("fedveil.flower.client_node", "client_round", "before"),
+    "before training": ("fedveil.deploy.client_node", "client_round", "before"),
     "during training": ("fedveil.federation.round", "train", "after"),
     "between the charges of lifetime and run": ("fedveil.ledger.budgeted_ledger.BudgetedLedger", "_charge_population", "after"),
-    "after the charge": ("fedveil.flower.client_node.ClientStates", "keep", "before"),
-    "its state written, the older one not swept": ("fedveil.flower.client_node", "sync_folder", "after"),
-    "before the answer": ("fedveil.flower.client_node.ClientStates", "keep", "after"),
-    "after the answer": ("fedveil.network.join.JoinedClient", "answer", "after"),
+    "after the charge": ("fedveil.deploy.client_node.ClientStates", "keep", "before"),
+    "its state written, the older one not swept": ("fedveil.deploy.client_node", "sync_folder", "after"),
+    "before the answer": ("fedveil.deploy.client_node.ClientStates", "keep", "after"),
+    "after the answer": ("fedveil.deploy.join.JoinedClient", "answer", "after"),
 }
 """In the server view; where sums are noised a client charges at consent, and these points pass without a charge."""
 
-CARRIED: dict[str, Point] = {"after the answer was carried": ("fedveil.network.join", "answer_message", "after")}
+CARRIED: dict[str, Point] = {"after the answer was carried": ("fedveil.deploy.join", "answer_message", "after")}
 """Of a client, where Flower is in between."""
 
 SERVER: dict[str, Point] = {
-    "before the instruction": ("fedveil.flower.grid_engine.GridEngine", "map", "before"),
+    "before the instruction": ("fedveil.deploy.grid_engine.GridEngine", "map", "before"),
     "after the answers": ("fedveil.federation.fit", "_uploads", "before"),
     "after the charge": ("fedveil.ledger.budgeted_ledger.BudgetedLedger", "_charge", "after"),
     "before the checkpoint": ("fedveil.federation.checkpoint.Checkpoints", "begin", "before"),
     "the checkpoint's journal written": ("fedveil.federation.checkpoint.Checkpoints", "_append", "after"),
     "the checkpoint's head written": ("fedveil.federation.checkpoint.Checkpoints", "_sweep", "before"),
-    "after the checkpoint": ("fedveil.run.run", "append_history", "before"),
+    "after the checkpoint": ("fedveil.experiment.run", "append_history", "before"),
 }
 
 

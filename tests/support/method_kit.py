@@ -15,8 +15,10 @@ from torch import Tensor
 
 from by_hand import Book
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.configuration.config import Config, parse
-from fedveil.engines.inline import Inline
+from fedveil.executors.inline import Inline
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
@@ -31,8 +33,6 @@ from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from by_hand import Book
 from fedveil.accounting.types import Event, View
 from fedveil.errors import BudgetExhausted, UpdateRefused
+from fedveil.experiment.assembly import Prepared, federation, prepare
+from fedveil.experiment.resolve import data_spec, resolve
 from fedveil.federation.progress import Federation
 from fedveil.mechanism.plan import Extra, Plan, Released, Upload
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
@@ -31,8 +33,6 @@ from fedveil.release.door import Door, Terms
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import Contribution, SealedUpload
-from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.run.resolve import data_spec, resolve
 from fedveil.tasks.task import Column
 from fedveil.training.local import Local, Plain, State
 from fedveil.training.optimizer import Optimizer, OptimizerSpec

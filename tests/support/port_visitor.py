@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedveil.network.flower_api import FLEET_ROUTES, superlink_app
-from fedveil.network.network_folder import public_key_of
+from fedveil.deploy.flower_api import FLEET_ROUTES, superlink_app
+from fedveil.deploy.network_folder import public_key_of
 
 
 def signed(key: Path, *, age: float = 0.0, of: Path | None = None) -> dict[str, str]:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.selection import Selection
-from fedveil.run.assembly import prepare
-from fedveil.run.resolve import data_spec, resolve_here
-from fedveil.run.result import Result
-from fedveil.run.run import train
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.resolve import data_spec, resolve_here
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import train
 from fedveil.studies.tune.search import BOOKED, Chance, SearchSpec
 
 Attempt = Callable[..., Result]

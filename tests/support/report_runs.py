@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import parse
-from fedveil.run.run import run
+from fedveil.experiment.config import parse
+from fedveil.experiment.run import run
 
 CLIENTS, ROUNDS, SHOWN = 12, 4, 6
 

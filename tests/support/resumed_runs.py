@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from federation_runs import SPACED, config, prepared, small_digits
-from fedveil.configuration.config import Config
+from fedveil.experiment.config import Config
+from fedveil.experiment.run import run
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.run.run import run
 
 CASES = {
     "dp-fedavg aggregate": ({"name": "dp-fedavg"}, "aggregate", "inline"),
@@ -46,7 +46,7 @@ def entries(path: Path) -> list[Entry]:
 
 def interrupted(configuration: Config, path: Path, at: int) -> None:
     """A run that ends between the charge of round `at` and its checkpoint."""
-    import fedveil.run.run as module
+    import fedveil.experiment.run as module
 
     real = module.Checkpoints.begin
 

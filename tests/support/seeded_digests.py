@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 import fedveil as fv
 from federation_runs import OWN, config, every_method, prepared, small_digits
-from fedveil.adversary.audit_run import audit_config
-from fedveil.configuration.config import Config
+from fedveil.attacks.audit_run import audit_config
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.new_project import demo_config
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.new_project import demo_config
 from task_runs import TASKS, made, small
 
 ORACLES = Path(__file__).parents[1] / "oracles"

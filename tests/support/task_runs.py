@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.configuration.config import Config, configure
 from fedveil.data.catalogue import IGNORED, Info, Targets
 from fedveil.data.dataset import Dataset
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.resolve import opened
 from fedveil.federation.progress import Federation
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import federation
-from fedveil.run.resolve import opened
 
 TASKS: dict[str, dict[str, Any]] = {
     "classification": {"name": "classification", "class_weights": [1.0, 2.0, 0.5]},

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from federation_runs import SPACED, config, prepared, small_digits
-from fedveil.configuration.config import Config
-from fedveil.run.run import run
+from fedveil.experiment.config import Config
+from fedveil.experiment.run import run
 
 _RECORD = {"privacy": {"epsilon": 8.0, "delta": 1e-3, "unit": "record"}, "training": {"example_clip": 1.0, "batch_clip": None}}
 KINDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {

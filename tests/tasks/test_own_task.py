@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure, parse
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.plugins import load_plugins
-from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
-from fedveil.run.recorded_run import read_run
+from fedveil.experiment.config import Config, configure, parse
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.plugins import load_plugins
+from fedveil.experiment.public_setting import task_of
+from fedveil.experiment.recorded_run import read_run
 from fedveil.tasks import task_registry
 from fedveil.tasks.task import Task
 from task_runs import made

@@ -12,8 +12,8 @@ import torch
 
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, DataError
+from fedveil.experiment.assembly import check_targets
 from fedveil.models.probe import check_output
-from fedveil.run.assembly import check_targets
 from fedveil.tasks.classification import Binary
 from fedveil.tasks.regression import Regression
 from fedveil.tasks.task import Column, Task

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fedveil.data.catalogue import IGNORED
 from fedveil.errors import ConfigError
-from fedveil.release.gradient_blocks import rows
-from fedveil.release.per_example import per_example_gradients
+from fedveil.gradients.gradient_blocks import rows
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from

@@ -13,19 +13,19 @@ import torch
 
 import fedveil as fv
 from federation_runs import assert_same, finished
-from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import method_of, setting_of
-from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
+from fedveil.executors.select_engine import engine
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.certify import certify, certify_config
+from fedveil.experiment.config import configure
+from fedveil.experiment.public_setting import method_of, setting_of
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import data_spec
+from fedveil.experiment.run import run
 from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Progress
-from fedveil.pages.figures import plot_run
-from fedveil.pages.report import write_report
-from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import data_spec
-from fedveil.run.run import run
-from fedveil.statement.certify import certify, certify_config
+from fedveil.report.figures import plot_run
+from fedveil.report.report import write_report
 from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.statement.statement_text import statement_text
 from fedveil.training.params import FlatModel
@@ -141,10 +141,10 @@ def test_certifying_a_built_in_task_imports_no_torch() -> None:
     """In another process: the tests have imported it."""
     program = f"""
 import sys
-from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import Population, method_of, setting_of
+from fedveil.experiment.config import configure
+from fedveil.experiment.public_setting import Population, method_of, setting_of
 from fedveil.data.catalogue import Info, Targets
-from fedveil.statement.certify import certify
+from fedveil.experiment.certify import certify
 
 for section, classes, target in {[(TASKS[name], made(name).info.classes, made(name).info.target.shape) for name in TASKS]!r}:
     info = Info("x", "", (6,), classes, 9, 9, 0, "", False, (0.0,), (1.0,), 1.0, Targets(target))

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedveil import trackers
+from fedveil import report
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import write_history
+from fedveil.experiment.tracking import Begun, epsilons, numbers
 from fedveil.federation.history import Record
-from fedveil.run.result import Result
-from fedveil.run.run import run
-from fedveil.run.run_directory import write_history
-from fedveil.run.tracking import Begun, epsilons, numbers
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_layout import to_markdown
 from fedveil.training.params import Layout
 
@@ -134,7 +134,7 @@ def test_tensorboard_holds_every_round_the_layers_and_the_epsilons(tmp_path: Pat
 
 def test_tensorboards_table_of_runs_has_settings_and_results(tmp_path: Path) -> None:
     plugin = pytest.importorskip("tensorboard.plugins.hparams.metadata")
-    result = run(config(), tmp_path / "run", track=[trackers.tensorboard(tmp_path / "events")])
+    result = run(config(), tmp_path / "run", track=[report.tensorboard(tmp_path / "events")])
     events = tensorboard_of(tmp_path / "events")
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     settings = plugin.parse_session_start_info_plugin_data(content).hparams
@@ -182,7 +182,7 @@ def test_mlflow_has_the_proven_epsilon_as_a_metric(tmp_path: Path, store: str) -
         privacy={"epsilon": 3.0, "delta": 0.01},
         run={"engine": "inline"},
     )
-    done = run(private, tmp_path / "run", track=[trackers.mlflow(store, "another")])
+    done = run(private, tmp_path / "run", track=[report.mlflow(store, "another")])
     _, found = mlflow_of(store, "another")
     assert found.data.metrics["proven_epsilon/aggregate"] == done.privacy.proven.epsilon
     assert 2.97 < found.data.metrics["proven_epsilon/aggregate"] <= 3.0
@@ -207,7 +207,7 @@ def test_a_server_that_is_not_there_ends_the_run_before_training(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(FedveilError, match=r"MLflow cannot follow the run: .*127.0.0.1.*nothing was trained"):
-        run(config(), tmp_path / "run", track=[trackers.mlflow("http://127.0.0.1:9")])
+        run(config(), tmp_path / "run", track=[report.mlflow("http://127.0.0.1:9")])
     assert not (tmp_path / "run" / "history.csv").exists()
 
 
@@ -229,10 +229,10 @@ def test_runs_that_begin_together_share_a_new_database(tmp_path: Path, store: st
 
 def test_mlflow_reports_to_nobody_else_unless_the_user_says_so(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
-    trackers.mlflow(store)
+    report.mlflow(store)
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
-    trackers.mlflow(store)
+    report.mlflow(store)
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
 
 
@@ -333,7 +333,7 @@ def test_an_unknown_tracker_is_refused() -> None:
 
 def test_neither_library_is_imported_unless_asked() -> None:
     code = (
-        "import sys, fedveil.cli.app, fedveil.run.run, fedveil.trackers\n"
+        "import sys, fedveil.cli.app, fedveil.experiment.run, fedveil.report.trackers\n"
         "print([m for m in ('mlflow', 'tensorboard', 'torch.utils.tensorboard', 'pandas', 'duckdb') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -18,17 +18,17 @@ import torch
 from federation_runs import config
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.verification import verification
 from fedveil.federation.history import Columns
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.method_registry import METHODS
 from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
-from fedveil.run.recorded_run import read_run
-from fedveil.run.verification import verification
 from fedveil.verify import statement_checks, verify_run
 from forged_ledger import ForgedLedger
 from method_kit import planner

@@ -11,13 +11,13 @@ import pytest
 
 from federation_runs import config, covering, every_method
 from fedveil.accounting.types import at_most
-from fedveil.configuration.config import configure, parse
-from fedveil.configuration.config_files import load_config
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import configure, parse
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.new_project import demo_config
+from fedveil.experiment.published_copy import publish
+from fedveil.experiment.run import run as train
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.new_project import demo_config
-from fedveil.run.published_copy import publish
-from fedveil.run.run import run as train
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.verify import verify_run
 from fedveil.verify.finding import Findings

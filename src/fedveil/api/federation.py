@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.accounting.types import at_least, at_most
 from fedveil.api.run import History, Run, Statement, open_run
-from fedveil.configuration.config import Config, configure, replace
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.sections import DataSection, Privacy, PublicSection, RunSection, Training
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, configure, replace
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.data_card import HandedOver
+from fedveil.experiment.sections import DataSection, Privacy, PublicSection, RunSection, Training
 from fedveil.methods.base import MethodConfig
-from fedveil.run.data_card import HandedOver
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_text import variant_of
 from fedveil.tasks.task import Task
 
@@ -132,7 +132,7 @@ class Federation:
         Raises:
             ConfigError, DataError: before anything is trained. BudgetExhausted: more is planned than privacy.budget has left.
         """
-        from fedveil.run.run import run
+        from fedveil.experiment.run import run
 
         chosen = {"run.seed": seed, "run.engine": engine, "run.isolation": isolation}
         changes = {key: value for key, value in chosen.items() if value is not None}
@@ -164,7 +164,7 @@ class Comparison:
 
     def report(self, out: str | Path = "report.html") -> Path:
         """Write the runs as one self-contained HTML page and return its path."""
-        from fedveil.pages.report import write_report
+        from fedveil.report.report import write_report
 
         return write_report([run.path for run in self.runs], out)
 

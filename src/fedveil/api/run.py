@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from fedveil import verify
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_recorded
-from fedveil.configuration.own_model import built
-from fedveil.configuration.public_setting import model_seed, task_of
 from fedveil.errors import ConfigError, DataError
-from fedveil.run.data_card import HandedOver, info_of
-from fedveil.run.recorded_run import RunData, read_run
-from fedveil.run.verification import verification
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_recorded
+from fedveil.experiment.data_card import HandedOver, info_of
+from fedveil.experiment.own_model import built
+from fedveil.experiment.public_setting import model_seed, task_of
+from fedveil.experiment.recorded_run import RunData, read_run
+from fedveil.experiment.verification import verification
 from fedveil.statement import statement as stated
 from fedveil.statement.statement_layout import read_statement
 from fedveil.statement.statement_text import TextSection, TextTable, statement_text, variant_of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from fedveil.adversary.attack import FinishedAttack
-    from fedveil.adversary.replay import Replayed
+    from fedveil.attacks.attack import FinishedAttack
+    from fedveil.attacks.replay import Replayed
     from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
@@ -145,7 +145,7 @@ class Run:
         config = load_recorded(self.path)
         if self._handed_over.model is None:
             return config
-        from fedveil.configuration.config_files import with_model
+        from fedveil.experiment.config_files import with_model
 
         return with_model(config, self._handed_over.model)
 
@@ -228,7 +228,7 @@ class Run:
             what: the main metric, `loss`, `noise`, `clip`, or columns of the history; an overview if left out.
             out: .png, .svg or .pdf; in the run directory if left out.
         """
-        from fedveil.pages.figures import plot_run
+        from fedveil.report.figures import plot_run
 
         return plot_run(self.path, [what] if isinstance(what, str) else what, out)
 
@@ -238,7 +238,7 @@ class Run:
         Args:
             n: releases, or runs, in each of the two worlds. canaries: clients who train as canaries in one run more.
         """
-        from fedveil.adversary.audit_run import audit_run
+        from fedveil.attacks.audit_run import audit_run
 
         return Statement.of(audit_run(self.path, n=n, confidence=confidence, canaries=canaries, handed_over=self._handed_over))
 
@@ -248,14 +248,14 @@ class Run:
         Args:
             kind: an unknown name lists them. options: as `fedveil attack` has them: images, batch, restarts, steps, seed, round.
         """
-        from fedveil.adversary.attack import attack
-        from fedveil.adversary.attack_options import AttackOptions
+        from fedveil.attacks.attack import attack
+        from fedveil.attacks.attack_options import AttackOptions
 
         return attack(self.path, kind, AttackOptions(**options), out=out, handed_over=self._handed_over)
 
     def replay(self, rounds: int = 3) -> Replayed:
         """Replay the first rounds on neighbouring data: everything else that is public must be the same."""
-        from fedveil.adversary.replay import replay
+        from fedveil.attacks.replay import replay
 
         return replay(self.config, rounds=rounds, handed_over=self._handed_over)
 
@@ -269,7 +269,7 @@ class Run:
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one self-contained HTML page, and return its path."""
-        from fedveil.pages.report import write_report
+        from fedveil.report.report import write_report
 
         return write_report([self.path], out)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.attacks.attack_registry import ATTACKS, attack
+from fedveil.attacks.attack_options import ATTACKS, attack
 from fedveil.attacks.attack_types import (
     AttackStep,
     Bounds,

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.drawing.picture_rows import save_rows
+from fedveil.drawing import save_rows
 from fedveil.errors import ConfigError
 
 PSNR_CAP = 120.0

@@ -33,11 +33,11 @@ from fedveil.audit.subject import Floats, check_level
 from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
+from fedveil.gradients.gradient_blocks import Block, Dense
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.plan import DpSgd, LocalDpSgd
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
 

@@ -11,18 +11,11 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from fedveil.cli import (
-    budget_commands,
-    machine_commands,
-    network_commands,
-    privacy_commands,
-    run_commands,
-    study_commands,
-    view_commands,
-)
+from fedveil.cli import budget_commands, machine_commands, privacy_commands, run_commands, study_commands, view_commands
 from fedveil.cli.command_options import flag, whole_words
-from fedveil.engines.interrupts import end_alike
+from fedveil.deploy import commands
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
+from fedveil.executors.interrupts import end_alike
 
 
 def patient(stream: TextIO | None) -> TextIO:
@@ -98,7 +91,7 @@ app = typer.Typer(
 )
 GROUPS = (
     run_commands,
-    network_commands,
+    commands,
     study_commands,
     privacy_commands,
     view_commands,
@@ -109,7 +102,7 @@ for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(machine_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
-app.add_typer(network_commands.net_app, name="net")
+app.add_typer(commands.net_app, name="net")
 
 
 def _version(wanted: bool) -> None:

@@ -22,13 +22,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.adversary.attack import FinishedAttack, attack
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.audit_run import audit_config, audit_run
-from fedveil.adversary.replay import Replayed, replay
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_config
+from fedveil.attacks.attack import FinishedAttack, attack
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.audit_run import audit_config, audit_run
+from fedveil.attacks.replay import Replayed, replay
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
 from fedveil.statement.statement import Statement
 
 

@@ -15,8 +15,8 @@ from rich.table import Table
 from fedveil.accounting import types
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.cli.command_options import AsJson, TrustPlugins, import_trusted, print_json
+from fedveil.experiment.run_directory import plain
 from fedveil.ledger.population_budget import PopulationBudget, Spending, percent
-from fedveil.run.run_directory import plain
 
 
 def spending_values(budget: PopulationBudget, found: Spending) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def create(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Create the budget of a population, once in its life; runs of another unit, adjacency or view cannot charge it."""
+    from fedveil.experiment.shared_budget import scope_and_order
     from fedveil.ledger.population_budget import create_budget
-    from fedveil.run.shared_budget import scope_and_order
 
     if like is not None:
         import_trusted(like, trust_plugins)

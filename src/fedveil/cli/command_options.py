@@ -15,7 +15,7 @@ import typer
 from typer.models import OptionInfo
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
+    from fedveil.experiment.config import Config
 
 
 def method_names(incomplete: str) -> list[str]:
@@ -27,7 +27,7 @@ def method_names(incomplete: str) -> list[str]:
 
 def preset_names(incomplete: str) -> list[str]:
     """Names of presets."""
-    from fedveil.configuration.config_files import names
+    from fedveil.experiment.config_files import names
 
     return _beginning(incomplete, names())
 
@@ -47,7 +47,7 @@ def method_lists(incomplete: str) -> list[str]:
 
 def override_items(incomplete: str) -> list[str]:
     """`section.key=`; where it can be one key only whose values have names, `section.key=value`."""
-    from fedveil.configuration.config import Config, flat
+    from fedveil.experiment.config import Config, flat
 
     keys = [f"{key}=" for key in flat(Config().resolved()) if not key.startswith("method.") or key == "method.name"]
     found = [key for key in keys if key.startswith(incomplete) or incomplete.startswith(key)]
@@ -56,9 +56,9 @@ def override_items(incomplete: str) -> list[str]:
 
 def _values(key: str) -> list[str]:
     """What a key of the configuration may be, where that has names."""
-    from fedveil.configuration.config import Config
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.partition_options import PARTITIONS
+    from fedveil.experiment.config import Config
     from fedveil.methods.method_registry import METHODS
     from fedveil.models.model_registry import MODELS
     from fedveil.tasks.task_registry import TASKS
@@ -144,8 +144,8 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
     """The configuration of a command, from a file or a preset; an unknown name in it is refused before torch is imported."""
-    from fedveil.configuration.config import require_known_names
-    from fedveil.configuration.config_files import chosen, load_config
+    from fedveil.experiment.config import require_known_names
+    from fedveil.experiment.config_files import chosen, load_config
 
     found = load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
     require_known_names(found)
@@ -155,7 +155,7 @@ def configuration(config: Path | None, preset: str | None, overrides: list[str] 
 def import_trusted(target: Path, trust_plugins: bool) -> None:
     """Import the plugins of a run directory first, where the user trusts them."""
     if trust_plugins:
-        from fedveil.configuration.config_files import import_recorded
+        from fedveil.experiment.config_files import import_recorded
 
         import_recorded(target)
 

@@ -76,9 +76,9 @@ def data_plot(
 ) -> None:
     """Plot how many examples of each label each client holds."""
     from fedveil.data.dataset import strata
-    from fedveil.pages.figures import plot_partition
-    from fedveil.run.assembly import prepare
-    from fedveil.run.resolve import data_spec
+    from fedveil.experiment.assembly import prepare
+    from fedveil.experiment.resolve import data_spec
+    from fedveil.report.figures import plot_partition
 
     ready = prepare(data_spec(configuration(config, None, overrides, trust_plugins)))
     info = ready.dataset.info
@@ -106,7 +106,7 @@ def doctor() -> None:
     from fedveil import __version__
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.load import ENVIRONMENT, located
-    from fedveil.engines.device import gpu_problem
+    from fedveil.executors.device import gpu_problem
     from fedveil.training.cores import available_cores
 
     cores = available_cores()

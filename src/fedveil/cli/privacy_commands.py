@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
     from fedveil.cli.privacy_terminal import print_plan
-    from fedveil.statement.planner import plan_table
+    from fedveil.experiment.certify import plan_table
 
     print_plan(plan_table(configuration(config, preset, overrides, trust_plugins)))
 
@@ -52,7 +52,7 @@ def certify(
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
     from fedveil.cli.privacy_terminal import check_alone, print_for_institution
-    from fedveil.statement.certify import certify_config
+    from fedveil.experiment.certify import certify_config
     from fedveil.statement.statement_layout import read_statement
 
     check_alone(institution, as_json, markdown)
@@ -64,7 +64,7 @@ def certify(
         _print_statement(statement, as_json, markdown)
         return
     from fedveil.cli.privacy_terminal import reading_progress, verification_values
-    from fedveil.run.verification import headline, problems, verification
+    from fedveil.experiment.verification import headline, problems, verification
 
     with reading_progress() as progress:
         found = verification(config, trust_plugins=trust_plugins, on_step=progress)
@@ -173,10 +173,10 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
-    from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
+    from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render
-    from fedveil.run.run_directory import plain
+    from fedveil.experiment.run_directory import plain
 
     import_trusted(target, trust_plugins)
     known = PUBLIC if knows is None else known_as(knows)
@@ -208,7 +208,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger fil
 @commands.command()
 def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
     """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
-    from fedveil.pages.explorer import write_explorer
+    from fedveil.report.explorer import write_explorer
 
     typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
 

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from fedveil.errors import ConfigError
+from fedveil.experiment.certify import PlannedRow
+from fedveil.experiment.run_directory import plain
+from fedveil.experiment.verification import TITLES, headline, lines_by_kind, problems
 from fedveil.ledger.budgeted_ledger import count_totals, summary
 from fedveil.ledger.ledger import AGGREGATE, Ledger
-from fedveil.run.run_directory import plain
-from fedveil.run.verification import TITLES, headline, lines_by_kind, problems
 from fedveil.statement.institutions import Institution, for_institution, read_run_figures
-from fedveil.statement.planner import PlannedRow
 from fedveil.statement.statement import Statement
 from fedveil.verify import Verification
 

@@ -20,7 +20,7 @@ from fedveil.cli.command_options import (
 )
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
+    from fedveil.experiment.config import Config
 
 commands = typer.Typer()
 
@@ -41,7 +41,7 @@ def run(
     if resume is not None and out is not None:
         raise typer.BadParameter("--resume names the run directory itself; leave out --out")
     if resume is not None and config is None and preset is None:
-        from fedveil.run.resume import resumable
+        from fedveil.experiment.resume import resumable
 
         resumable(resume)
         config = resume / "config.toml"
@@ -58,7 +58,7 @@ def new(
     ] = "classification",
 ) -> None:
     """Create a starter project: a configuration, made-up data, your own code, and a test that runs them."""
-    from fedveil.run.new_project import new_project
+    from fedveil.experiment.new_project import new_project
 
     project = new_project(name, folder, task)
     typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
@@ -67,7 +67,7 @@ def new(
 @commands.command()
 def demo(out: NewDirectory = None) -> None:
     """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
-    from fedveil.run.new_project import demo_config
+    from fedveil.experiment.new_project import demo_config
 
     _train(demo_config(), out, quiet=False)
 

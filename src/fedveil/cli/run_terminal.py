@@ -13,18 +13,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedveil.configuration.public_setting import task_of
 from fedveil.errors import FedveilError, one_line
+from fedveil.experiment.public_setting import task_of
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import run
 from fedveil.federation.history import ALL_FAILED
-from fedveil.run.result import Result
-from fedveil.run.run import run
 from fedveil.statement.statement_layout import render_brief, render_verdict
 from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.tracking import Begun, Status
     from fedveil.federation.history import Row
-    from fedveil.run.tracking import Begun, Status
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -132,8 +132,8 @@ def _summary(result: Result, console: Console) -> None:
 def _drawn(result: Result) -> list[str]:
     """Draw the curves and write the report; a line for each."""
     # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
-    from fedveil.pages.figures import plot_curves
-    from fedveil.pages.report import write_report
+    from fedveil.report.figures import plot_curves
+    from fedveil.report.report import write_report
 
     try:
         picture = plot_curves(result.history, result.columns, result.path / "curves.png")

@@ -22,11 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.accounting.selection import Selection
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
-from fedveil.pages.compare_page import check_runs, write_files
-from fedveil.pages.privacy_section import outcome_lines
-from fedveil.pages.reproduce_figure import plot_reproduction
+from fedveil.experiment.config import Config
+from fedveil.report.compare_page import check_runs, write_files
+from fedveil.report.privacy_section import outcome_lines
+from fedveil.report.reproduce_figure import plot_reproduction
 from fedveil.studies.cell import CellState, Listener
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, ComparisonSpec, Planned

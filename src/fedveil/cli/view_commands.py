@@ -20,7 +20,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
-    from fedveil.configuration.config_files import names, title
+    from fedveil.experiment.config_files import names, title
     from fedveil.methods.method_registry import METHODS, described
 
     if name is None:
@@ -56,9 +56,9 @@ def report(
 ) -> None:
     """Verify runs and write their report: a self-contained page with curves, privacy, fairness, data and settings."""
     from fedveil.cli.privacy_terminal import reading_progress
-    from fedveil.pages.privacy_section import outcome_lines
-    from fedveil.pages.report import write_report
-    from fedveil.run.verification import verification
+    from fedveil.experiment.verification import verification
+    from fedveil.report.privacy_section import outcome_lines
+    from fedveil.report.report import write_report
 
     shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
     for run in runs:
@@ -86,7 +86,7 @@ def plot(
     ] = None,
 ) -> None:
     """Plot columns of a run's history over its rounds."""
-    from fedveil.pages.figures import plot_run
+    from fedveil.report.figures import plot_run
 
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 
@@ -97,7 +97,7 @@ def publish(
     out: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
 ) -> None:
     """Copy what may be shown of a finished run: no private figures, and the ledger without times and numbers of participants."""
-    from fedveil.run.published_copy import publish
+    from fedveil.experiment.published_copy import publish
 
     typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
 
@@ -121,7 +121,7 @@ def verify(
 
     from fedveil.cli.privacy_terminal import reading_progress, render_verification, verification_values
     from fedveil.errors import ConfigError
-    from fedveil.run.verification import Signer, verification
+    from fedveil.experiment.verification import Signer, verification
 
     if (signers is None) != (identity is None):
         raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
@@ -129,7 +129,7 @@ def verify(
     with reading_progress() as progress:
         found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
     if against is not None:
-        from fedveil.network.client_ledger import compared
+        from fedveil.deploy.client_ledger import compared
 
         found = found._replace(findings=(*found.findings, *compared(run, against)))
     if as_json:
@@ -145,6 +145,6 @@ def sign(
     key: Annotated[Path, typer.Option(help="SSH key to sign with: the private key, or the .pub of a key in ssh-agent.")],
 ) -> None:
     """Sign the closing digest of a run with an SSH key (ssh-keygen -Y sign, namespace fedveil-run): writes closing.sig."""
-    from fedveil.run.verification import sign_run
+    from fedveil.experiment.verification import sign_run
 
     typer.echo(f"signature: {sign_run(run, key)} (checked by fedveil verify {run} --signers FILE --identity NAME)")

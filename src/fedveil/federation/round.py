@@ -19,11 +19,11 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.methods.run_cost import Planner
 from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here
-from fedveil.release.per_example import per_example_gradients
 from fedveil.release.release_layout import COUNTS, EvaluationCounts
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification

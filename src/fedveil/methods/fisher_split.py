@@ -12,7 +12,7 @@ from fedveil.training.local import Local
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.release.gradient_blocks import Block
+    from fedveil.gradients.gradient_blocks import Block
     from fedveil.training.params import Layout
 
 _NUMBERS = 2**24
@@ -55,7 +55,7 @@ def fisher(local: Local, s: Setting) -> Tensor:
     """The mean over the client's examples of the squared gradient [d] of each one's loss at the present model, by coordinate."""
     import torch
 
-    from fedveil.release.per_example import per_example_gradients
+    from fedveil.gradients.per_example import per_example_gradients
 
     assert local.data is not None
     total, size = torch.zeros_like(local.start), max(2, min(64, _NUMBERS // local.model.layout.dimension))
@@ -71,7 +71,7 @@ def fisher(local: Local, s: Setting) -> Tensor:
 
 def _summed_squares(block: Block) -> Tensor:
     """The sum over the examples of their squared gradients [k]; outer products are never multiplied out."""
-    from fedveil.release.gradient_blocks import Products
+    from fedveil.gradients.gradient_blocks import Products
 
     if isinstance(block, Products):
         return (block.left.square().T @ block.right.square()).flatten()

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedveil.errors import ConfigError
+from fedveil.gradients.gradient_blocks import Block, clipped_sum
+from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import step_exponent
-from fedveil.release.gradient_blocks import Block, clipped_sum
-from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import read_config
-from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resume import begun, refuse_earlier, same_run
-from fedveil.statement.public_values import TOGETHER
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.public_setting import task_of
+from fedveil.experiment.public_values import TOGETHER
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resume import begun, refuse_earlier, same_run
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import read_statement
 from fedveil.studies.statistics import last

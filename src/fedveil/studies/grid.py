@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import read_config
-from fedveil.configuration.public_setting import setting_of, task_of
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.public_setting import setting_of, task_of
+from fedveil.experiment.resume import begun
+from fedveil.experiment.run import run
+from fedveil.experiment.run_directory import write_json
 from fedveil.federation.history import columns_of
-from fedveil.run.resume import begun
-from fedveil.run.run import run
-from fedveil.run.run_directory import write_json
 from fedveil.studies.cell import Cell, CellState, Listener, as_begun, engine_of, state_of
 from fedveil.studies.worker_pool import Job, Message, Workers
 from fedveil.training.cores import available_cores

@@ -10,8 +10,8 @@ from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
+from fedveil.experiment.recorded_run import RunData
 from fedveil.federation.history import Row
-from fedveil.run.recorded_run import RunData
 
 LEVEL = 0.05
 """Below this a difference counts as one."""

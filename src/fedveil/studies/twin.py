@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-import fedveil.run.run_directory as rundir
-from fedveil.adversary.neighbours import other_targets
-from fedveil.configuration.config import Config
-from fedveil.engines.select_engine import engine, place
+import fedveil.experiment.run_directory as rundir
+from fedveil.attacks.neighbours import other_targets
 from fedveil.errors import ConfigError
+from fedveil.executors.select_engine import engine, place
+from fedveil.experiment.assembly import Prepared, federation
+from fedveil.experiment.config import Config
+from fedveil.experiment.data_card import HandedOver, reopened
+from fedveil.experiment.experiment import EngineSpec, Experiment
+from fedveil.experiment.public_values import TOGETHER
+from fedveil.experiment.rehearsal import rehearsed
+from fedveil.experiment.resolve import opened
+from fedveil.experiment.run_directory import write_history
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation
-from fedveil.run.data_card import HandedOver, reopened
-from fedveil.run.experiment import EngineSpec, Experiment
-from fedveil.run.rehearsal import rehearsed
-from fedveil.run.resolve import opened
-from fedveil.run.run_directory import write_history
-from fedveil.statement.public_values import TOGETHER
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:

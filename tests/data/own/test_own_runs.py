@@ -15,20 +15,20 @@ import pytest
 from typer.testing import CliRunner
 
 import fedveil as fv
-from fedveil.adversary.audit_run import audit_run
+from fedveil.attacks.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import population_of
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, DataError
-from fedveil.pages.report import write_report
-from fedveil.run.assembly import prepare
-from fedveil.run.data_card import HandedOver, recorded
-from fedveil.run.data_card import card as data_card
-from fedveil.run.resolve import data_spec
-from fedveil.run.result import Result
-from fedveil.statement.recertify import recertify
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.data_card import HandedOver, recorded
+from fedveil.experiment.data_card import card as data_card
+from fedveil.experiment.public_setting import population_of
+from fedveil.experiment.recertify import recertify
+from fedveil.experiment.resolve import data_spec
+from fedveil.experiment.result import Result
+from fedveil.report.report import write_report
 from fedveil.studies.twin import twin_sensitivity
 
 ROWS, PEOPLE = 600, 60

@@ -21,13 +21,13 @@ import pytest
 from PIL import Image
 
 import fedveil as fv
-from fedveil.configuration.config import Config, configure
-from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import population_of
 from fedveil.data.own.data_source import source_of
 from fedveil.errors import ConfigError, DataError, FedveilError
-from fedveil.run.assembly import prepare
-from fedveil.run.resolve import data_spec
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.config import Config, configure
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import population_of
+from fedveil.experiment.resolve import data_spec
 
 TABLE = {
     "target": "cost",

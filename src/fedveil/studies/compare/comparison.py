@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, without_free_keys
 from fedveil.statement.statement_text import TextSection
 from fedveil.studies.compare.comparison_plan import By, ComparisonListener, ComparisonSpec, column_of, plan
 from fedveil.studies.compare.comparison_rows import (

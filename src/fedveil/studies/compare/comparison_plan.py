@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scipy.optimize import brentq
 
-from fedveil.configuration.config import Config, override, parse
-from fedveil.configuration.public_setting import calibrated_setting, method_of, objective_of, task_of
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config, override, parse
+from fedveil.experiment.public_setting import calibrated_setting, method_of, objective_of, task_of
 from fedveil.federation.history import columns_of
 from fedveil.methods.method_registry import METHODS
-from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import Statement
 from fedveil.studies.cell import Cell, Listener
 from fedveil.tasks.task import Column
@@ -243,8 +243,8 @@ class Check:
         return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}: {'; '.join(dict.fromkeys(found.values()))}"
 
     def _partition(self, config: Config) -> str:
-        from fedveil.run.assembly import prepare
-        from fedveil.run.resolve import data_spec
+        from fedveil.experiment.assembly import prepare
+        from fedveil.experiment.resolve import data_spec
 
         key = config.data.model_dump_json(), config.run.seed
         source = config.data.name, str(config.data.data_dir), str(config.data.source)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from fedveil.accounting.types import epsilon, number
-from fedveil.run.recorded_run import read_run
+from fedveil.experiment.recorded_run import read_run
 from fedveil.statement.statement import Assumption, Statement
 from fedveil.statement.statement_text import Item, TextSection
 from fedveil.studies.cell import CellState

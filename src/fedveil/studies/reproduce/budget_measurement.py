@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import setting_of
+from fedveil.experiment.recorded_run import read_run
 from fedveil.papers.ladp_fl.baseline_formulas import epsilon_of_noise
 from fedveil.papers.ladp_fl.ladp_claim import sensitivity_theorem2
-from fedveil.run.recorded_run import read_run
 from fedveil.studies.reproduce.recipe import Measured
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.gaussian import mu_of
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.noisy_fedprox import NoisyFedProx
 from fedveil.methods.setting import Setting

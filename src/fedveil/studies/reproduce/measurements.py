@@ -16,21 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.adversary.attack import attacked
-from fedveil.adversary.attack_options import AttackOptions
-from fedveil.adversary.snapshot import snapshot_of
-from fedveil.attacks.attack_registry import ATTACKS
+from fedveil.attacks.attack import attacked
+from fedveil.attacks.attack_options import ATTACKS, AttackOptions
 from fedveil.attacks.labels import from_outputs
 from fedveil.attacks.metrics import save_comparison
-from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import setting_of
+from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError, nearest
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import Config
+from fedveil.experiment.public_setting import setting_of
+from fedveil.experiment.recorded_run import read_run
+from fedveil.experiment.resolve import data_spec, opened
+from fedveil.experiment.run_directory import write_text
 from fedveil.federation.history import Row
-from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import read_run
-from fedveil.run.resolve import data_spec, opened
-from fedveil.run.run_directory import write_text
-from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.budget_measurement import of_budget
 from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
 from fedveil.studies.reproduce.recipe import Measured

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.config_files import names as preset_names
-from fedveil.configuration.config_files import path_of
 from fedveil.errors import ConfigError, nearest, refusal
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config_files import names as preset_names
+from fedveil.experiment.config_files import path_of
 from fedveil.papers.paper_files import paper_files
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow

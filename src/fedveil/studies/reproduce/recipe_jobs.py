@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import FedveilError
-from fedveil.run.run_directory import plain, write_text
+from fedveil.experiment.config import Config, without_free_keys
+from fedveil.experiment.run_directory import plain, write_text
 from fedveil.studies.cell import Cell, CellState, Listener
 from fedveil.studies.grid import run_grid
 from fedveil.studies.reproduce.measurements import MEASURES

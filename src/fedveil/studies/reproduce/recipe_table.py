@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from fedveil.run.run_directory import write_json, write_text, write_versions
+from fedveil.experiment.run_directory import write_json, write_text, write_versions
 from fedveil.studies.reproduce.recipe import PAPERS, Value, compared_axis, shown
 from fedveil.studies.reproduce.recipe_files import changes, settings_digest
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome

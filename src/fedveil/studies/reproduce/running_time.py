@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.attacks.attack_types import Bounds
 from fedveil.attacks.gan import generator
-from fedveil.configuration.model_section import network_of
-from fedveil.configuration.public_setting import setting_of
 from fedveil.data.catalogue import info
+from fedveil.experiment.model_section import network_of
+from fedveil.experiment.public_setting import setting_of
 from fedveil.models.model_registry import build
 from fedveil.studies.reproduce.recipe import Only, Recipe, kept, rows
 from fedveil.studies.reproduce.recipe_files import RowJob, Scale, job_of

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from fedveil.configuration.config import Config, parse, toml_values
-from fedveil.configuration.public_setting import population_of, setting_of
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
+from fedveil.experiment.config import Config, parse, toml_values
+from fedveil.experiment.public_setting import population_of, setting_of
 from fedveil.studies.cell import Cell
 
 FIXED = ("privacy", "data", "public", "run")

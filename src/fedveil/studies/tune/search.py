@@ -25,23 +25,23 @@ from typing import Any
 
 from fedveil.accounting.selection import Selection, curve_of, draw, selection_divergence
 from fedveil.accounting.types import Event, OneOrder
-from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import calibrated_setting, method_of, setting_of, task_of
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.assembly import Prepared, new_run_id, prepare
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.experiment import SharedBudgetSpec
+from fedveil.experiment.public_setting import calibrated_setting, method_of, setting_of, task_of
+from fedveil.experiment.published_copy import copy_public
+from fedveil.experiment.rehearsal import rehearsed
+from fedveil.experiment.resolve import data_spec, resolve, resolve_here
+from fedveil.experiment.run import train
+from fedveil.experiment.run_directory import private_folder, write_config, write_json
+from fedveil.experiment.shared_budget import run_name, shared_budget
 from fedveil.federation.evaluation import check_score
 from fedveil.ledger.entry import event_columns
 from fedveil.ledger.filters import RdpFilter
 from fedveil.ledger.ledger import AGGREGATE, Entry
 from fedveil.methods.one_price import check_selection
 from fedveil.methods.run_cost import ROUNDING, run_releases
-from fedveil.run.assembly import Prepared, new_run_id, prepare
-from fedveil.run.experiment import SharedBudgetSpec
-from fedveil.run.published_copy import copy_public
-from fedveil.run.rehearsal import rehearsed
-from fedveil.run.resolve import data_spec, resolve, resolve_here
-from fedveil.run.run import train
-from fedveil.run.run_directory import private_folder, write_config, write_json
-from fedveil.run.shared_budget import run_name, shared_budget
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import read_statement
 from fedveil.studies.cell import Cell, CellState, Listener

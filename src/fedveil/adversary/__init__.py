@@ -1,1 +1,0 @@
-"""Shows attacks and audits what a run lets out."""

@@ -1,0 +1,289 @@
+"""All kinds of attack, the one way to run them, and the record that each leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from fedveil.attacks import release_attacks
+from fedveil.attacks.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, Examples, OnProgress
+from fedveil.attacks.gan_attack import curious_client
+from fedveil.attacks.metrics import save_comparison
+from fedveil.attacks.model_attacks import attribute, extraction
+from fedveil.attacks.release_attacks import reconstruction
+from fedveil.attacks.snapshot import Snapshot, snapshot_of, target_of
+from fedveil.errors import ConfigError, unknown
+from fedveil.experiment import run_directory as rundir
+from fedveil.experiment.assembly import Prepared
+from fedveil.experiment.config import override
+from fedveil.experiment.config_files import with_model
+from fedveil.experiment.data_card import NOTHING, HandedOver, reopened
+from fedveil.experiment.experiment import Experiment
+from fedveil.experiment.resolve import opened
+from fedveil.experiment.sections import given_keys
+from fedveil.ledger.files import replace_whole
+from fedveil.tasks.classification import Classification
+from fedveil.training.cores import process_state
+
+if TYPE_CHECKING:
+    from fedveil.methods.base import MethodConfig
+    from fedveil.methods.method import Method
+
+
+_FAILED = "a failed attack is no evidence of an epsilon"
+
+
+def record_of(
+    kind: str, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome, during: bool, knows: bool
+) -> dict[str, Any]:
+    """Everything about the attack.
+
+    Args:
+        during: whether a round is attacked, not the model after it. knows: whether the kind takes what the attacker knows.
+    """
+    assumptions = [_attacked(snapshot, options, during), *_known(options, knows), *outcome.assumptions, _FAILED]
+    s, experiment = snapshot.federation.setting, snapshot.experiment
+    return {
+        "kind": kind,
+        "target": str(target),
+        "figures": dict(outcome.figures),
+        "assumptions": assumptions,
+        "attacked": {
+            "method": "none (raw updates)" if options.defence == "none" else _given(experiment.method),
+            "data": snapshot.info.name,
+            "model": experiment.network.section(),
+            "dimension": snapshot.layout.dimension,
+            "round": snapshot.progress.round,
+            "view": str(s.scope.view),
+            "unit": str(s.scope.unit),
+            "adjacency": str(s.scope.adjacency),
+            "epsilon": s.epsilon,
+            "noise_multiplier": s.noise_multiplier,
+            "delta": s.delta,
+            "run_seed": experiment.seed,
+        },
+        "options": asdict(options),
+        **outcome.record,
+    }
+
+
+def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
+    s, method, t = snapshot.federation.setting, snapshot.experiment.method, snapshot.progress.round
+    where = f"in round {t}" if during else f"after {t} rounds"
+    if options.defence == "none":
+        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.experiment.network.name}, {where}"
+    variant = ", published" if _given(method).get("variant") == "published" else ""
+    noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
+    return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
+
+
+def _given(method: Method) -> dict[str, Any]:
+    """Return the method's name and the options that were given."""
+    return given_keys(cast("MethodConfig", method))
+
+
+def _known(options: AttackOptions, knows: bool) -> list[str]:
+    own = f"attack seed {options.seed}"
+    if not knows:
+        return [own]
+    known = "; ".join(KNOWS[k] for k in KNOWS if k in options.knows) or "nothing besides"
+    return [f"the attacker knows the model, the number of examples, the local steps and: {known}", own]
+
+
+def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcome) -> tuple[Path, ...]:
+    """The record and, where there is something to see, a picture; raises ConfigError for a folder that cannot be written."""
+    files = [folder / f"{name}.json"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if outcome.originals is not None:
+            files.append(save_comparison(folder / f"{name}.png", outcome.originals, outcome.rows, _title(record), outcome.paired))
+        replace_whole(files[0], rundir.json_text(record).encode(), private=True)  # last: it says what its picture shows
+    except OSError as error:
+        found = "; ".join(f"{name} {value}" for name, value in outcome.figures.items())
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out. Found: {found}") from error
+    return tuple(files)
+
+
+def _title(record: dict[str, Any]) -> str:
+    what, floors = str(record["assumptions"][0]), record["figures"].get("floors: mean image, other image")
+    return what + (f"\nfloors (mean image, other image): {floors}" if floors else "")
+
+
+Run = Callable[[str, Snapshot, AttackOptions, OnProgress], AttackOutcome]
+Place = Literal["first", "last", "watched"]
+
+
+@dataclass(frozen=True)
+class AttackKind:
+    """A kind of attack.
+
+    Args:
+        run: what does it. takes: options besides seed, round and images. place: where it begins unless a round is given: the
+            `first` round, the `last` model, or the first with all rounds `watched` by the attack itself.
+        examples: what `attack.examples` may be besides `drawn`.
+    """
+
+    run: Run
+    takes: tuple[str, ...] = ()
+    place: Place = "first"
+    examples: tuple[Examples, ...] = ()
+
+
+_PICTURES = AttackKind(reconstruction, ("batch", "restarts", "steps", "knows", "defence"), examples=("test",))
+KINDS: dict[str, AttackKind] = {
+    "ig": _PICTURES,
+    "dlg": _PICTURES,
+    "idlg": _PICTURES,
+    "gradinversion": _PICTURES,
+    "subspace": _PICTURES,
+    "labels": AttackKind(release_attacks.labels, ("batch", "knows", "defence")),
+    "label-reconstruction": AttackKind(release_attacks.label_reconstruction, ("knows", "defence"), examples=("test",)),
+    "identification": AttackKind(release_attacks.identification, _PICTURES.takes, examples=("all",)),
+    "attribute": AttackKind(attribute, place="last", examples=("test",)),
+    "extraction": AttackKind(extraction, place="last"),
+    "gan": AttackKind(curious_client, ("steps", "batch", "defence"), place="watched"),
+}
+
+
+@dataclass(frozen=True)
+class FinishedAttack:
+    """A finished attack: the outcome, and the files that hold it."""
+
+    kind: str
+    outcome: AttackOutcome
+    record: dict[str, Any]
+    files: tuple[Path, ...]
+
+
+def silent(done: int, total: int, what: str) -> None:
+    """Reports no progress."""
+
+
+@process_state()
+def attack(
+    target: str | Path,
+    kind: str,
+    options: AttackOptions | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    out: str | Path | None = None,
+    on_progress: OnProgress = silent,
+    handed_over: HandedOver = NOTHING,
+) -> FinishedAttack:
+    """Attack a configuration file or a run directory and write attack-<kind>.json and, for pictures, .png.
+
+    Args:
+        overrides: section.key=value for a configuration; attack.key=value for a setting of the attack itself.
+        out: folder to write to; by default the run directory, or runs/attacks-<configuration>.
+        handed_over: data, partition and model, where a program handed them to the run.
+
+    Raises:
+        ConfigError: an unknown kind, an option that the kind does not take, an attack that does not fit the view, or data that
+            are not those of the run.
+    """
+    target, options = Path(target), options or AttackOptions()
+    own, rest = _own_settings(overrides)
+    examples = own.pop("examples", options.examples)
+    options = replace(options, settings={**options.settings, **own}, examples=examples)
+    chosen = checked_kind(kind, options)
+    if chosen.place == "watched" and target.is_dir():
+        raise ConfigError(
+            f"this attack watches every round, and a run keeps its first and last model only: attack {target / 'config.toml'}"
+        )
+    config, run = target_of(target, rest)
+    if handed_over.model is not None:
+        config = with_model(config, handed_over.model)
+    experiment, prepared = opened(config, handed_over.data, handed_over.partition) if run is None else reopened(run, handed_over)
+    snapshot, outcome = attacked(kind, options, experiment, prepared, run, on_progress=on_progress)
+    record = record_of(kind, target, snapshot, options, outcome, chosen.place == "first", "knows" in chosen.takes)
+    folder = Path(out) if out is not None else (target if target.is_dir() else Path("runs") / f"attacks-{target.stem}")
+    return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
+
+
+@process_state()
+def attacked(
+    kind: str,
+    options: AttackOptions,
+    experiment: Experiment,
+    prepared: Prepared,
+    run: Path | None = None,
+    *,
+    last: bool | None = None,
+    on_progress: OnProgress = silent,
+) -> tuple[Snapshot, AttackOutcome]:
+    """Attack an experiment, or a run of it with the states that it saved, and write nothing.
+
+    Args:
+        last: whether the place is after the last round where the options give no round; by default what the kind says.
+
+    Raises:
+        ConfigError: as `attack`.
+    """
+    chosen = checked_kind(kind, options)
+    round = 0 if chosen.place == "watched" else options.round
+    at_the_end = chosen.place == "last" if last is None else last
+    snapshot = snapshot_of(
+        experiment,
+        prepared,
+        run,
+        round=round,
+        last=at_the_end,
+        seed=options.seed,
+        on_round=lambda t, n: on_progress(t, n, "training"),
+    )
+    _need_plain_classes(kind, snapshot)
+    if options.examples == "test" and chosen.place == "first":
+        snapshot = snapshot.one_step()
+    if options.defence == "none":
+        snapshot = snapshot.without_defence()
+    return snapshot, chosen.run(kind, snapshot, options, on_progress)
+
+
+def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
+    """Refuse a run whose loss the attacks do not know: they differentiate the cross-entropy of one class an example."""
+    task = snapshot.federation.context.task
+    if task != Classification() or snapshot.info.vocabulary:
+        what = "tokens" if snapshot.info.vocabulary else ", ".join(f"task.{k} = {v!r}" for k, v in given_keys(task).items())
+        raise ConfigError(
+            f"attack {kind} inverts plain cross-entropy of one class for each example, over inputs that are quantities; this run "
+            f"learns {what}. What any attack can learn is bounded by the statement, and tested by fedveil audit"
+        )
+
+
+def name_of(kind: str, options: AttackOptions) -> str:
+    """Of the files: attacks that differ in round, examples, defence or knowledge lie beside each other."""
+    name = f"attack-{kind}"
+    if "knows" in KINDS[kind].takes and set(options.knows) != set(PUBLIC):
+        name += "-knows-" + ("-".join(k for k in KNOWS if k in options.knows) or "nothing")
+    name += "" if options.round is None else f"-round-{options.round}"
+    name += "" if options.examples == "drawn" else f"-examples-{options.examples}"
+    return name + ("-no-defence" if options.defence == "none" else "")
+
+
+def checked_kind(kind: str, options: AttackOptions) -> AttackKind:
+    """The kind of that name; raises ConfigError for an unknown one, or for an option that it does not take."""
+    if kind not in KINDS:
+        raise unknown("--kind", kind, "attack", KINDS)
+    chosen, defaults = KINDS[kind], AttackOptions()
+    changed = {n for n in ("batch", "restarts", "steps", "knows", "defence") if getattr(options, n) != getattr(defaults, n)}
+    wrong = sorted(changed - set(chosen.takes))
+    if wrong:
+        takes = ", ".join(f"--{t}" for t in chosen.takes) or "none of these options"
+        raise ConfigError(f"attack {kind} takes no --{wrong[0]}; it takes {takes}")
+    if options.examples not in ("drawn", *chosen.examples):
+        raise ConfigError(
+            f"attack.examples = {options.examples!r}: attack {kind} takes {' or '.join(('drawn', *chosen.examples))}"
+        )
+    return chosen
+
+
+def _own_settings(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Overrides of the attack (section `attack`) and of the configuration."""
+    own: dict[str, Any] = {}
+    rest = [item for item in overrides if not item.strip().startswith("attack.")]
+    for item in overrides:
+        if item not in rest:
+            override(own, item)
+    return own.get("attack", {}), rest

@@ -1,0 +1,257 @@
+"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours or with canaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.accounting.types import Audit, Unbounded, Unit, View
+from fedveil.attacks.snapshot import uncharged
+from fedveil.audit import dp_sgd_audit
+from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score, sampled_run
+from fedveil.audit.canaries import run_with_canaries
+from fedveil.audit.low_bits import audit_released_bits
+from fedveil.audit.single_upload import single_upload
+from fedveil.audit.training_audit import audit_last_model, pairs, training_subject
+from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
+from fedveil.errors import ConfigError
+from fedveil.executors.select_engine import engine
+from fedveil.experiment.data_card import NOTHING, HandedOver, reopened
+from fedveil.experiment.resolve import opened, resolve
+from fedveil.mechanism.plan import LocalDpSgd, Plan
+from fedveil.methods.gradient_compression import Defence
+from fedveil.methods.run_cost import releases_to
+from fedveil.training.cores import process_state
+
+if TYPE_CHECKING:
+    from fedveil.experiment.assembly import Prepared
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.experiment import Experiment
+    from fedveil.federation.round import Context, Engine
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
+    from fedveil.statement.statement import Statement
+
+
+def audit_canaries(
+    experiment: Experiment, prepared: Prepared, canaries: int, on_step: Callable[[str], None] | None = None
+) -> list[Audit]:
+    """Train the experiment once with that many of its clients as canaries: estimates for the final and the aggregate view.
+
+    Args:
+        canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
+        on_step: called after each round.
+
+    Raises:
+        ConfigError: see `run_with_canaries`.
+    """
+    job = uncharged(experiment, prepared, experiment.seed)
+    rounds, delta = job.setting.rounds, job.setting.delta
+
+    def make(context: Context) -> Engine:
+        return engine(experiment.engine.name, context, experiment.engine.timeout)
+
+    def on_round(round: int) -> None:
+        if on_step is not None:
+            on_step(f"{canaries} canary clients, round {round} of {rounds}")
+
+    return run_with_canaries(job, make, canaries, np.random.default_rng(experiment.seed), on_round).audits(delta)
+
+
+ROUNDS = 10
+"""Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
+PRIVATE_ROUNDS = 5
+"""The same for methods with noise inside training, whose every release needs local training."""
+
+EXAMPLE_DIMENSION, CANARIES = 60, 1000
+"""Coordinates of the layout on which one example of a DP-SGD client is told apart, and (one for each canary) of one run."""
+LAST_MODEL_DIMENSION = 40
+
+Step = Callable[[str], None]
+
+
+@process_state()
+def audit(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    if canaries:
+        return _audited(*opened(config), Audits(n, confidence, canaries), on_step)
+    return _audited(resolve(config), None, Audits(n, confidence), on_step)
+
+
+@dataclass(frozen=True)
+class Audits:
+    """How much is audited: releases or runs per world, the confidence of all bounds together, canary clients in one run more."""
+
+    n: int = 1000
+    confidence: float = 0.95
+    canaries: int = 0
+
+
+def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on_step: Step | None) -> list[Audit]:
+
+    estimates = audit_canaries(experiment, prepared, much.canaries, on_step) if prepared is not None and much.canaries else []
+    method, setting, seed = experiment.method, experiment.setting, experiment.seed
+    return [
+        *audit_setting(method, setting, n=much.n, confidence=much.confidence, seed=seed, on_step=on_step),
+        *estimates,
+    ]
+
+
+@process_state()
+def audit_setting(
+    method: Method, setting: Setting, *, n: int = 1000, confidence: float = 0.95, seed: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Statistical lower bounds on epsilon for a calibrated setting, one per attack.
+
+    Args:
+        n: tested releases or runs per world. confidence: of all bounds together, in [0.5, 1). seed: of inputs and noise.
+        on_step: called with what is about to be attacked.
+
+    Raises:
+        ConfigError: n or confidence out of range, a method that promises nothing by construction, or DP-SGD inside clients where
+            clients are to be protected.
+    """
+    if n < 10 or not 0.5 <= confidence < 1:
+        raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
+    if isinstance(method, Defence):
+        raise ConfigError(f"{method.name} promises nothing, so there is no epsilon to test: attack it (fedveil attack --kind ig)")
+    case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
+    on_step = on_step or (lambda what: None)
+    plan = first_plan(case)
+    if not isinstance(plan, Plan):
+        return _in_training(case, rng, n, alpha, on_step)
+    if isinstance(plan, LocalDpSgd):
+        return _dp_sgd(method, setting, rng, n, alpha, on_step)
+    if setting.scope.view is View.FINAL:
+        on_step(f"the last model of {setting.rounds} rounds")
+        small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
+        return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
+    cases = [case, *_claimed_sum(case)]
+    return [one for seen in cases for one in _at_the_door(seen, rng, n, alpha / len(cases), on_step)]
+
+
+def _claimed_sum(case: Case) -> list[Case]:
+    """The sums of a server that sees uploads, each with a share of the noise, where a claim speaks of sums; else nothing."""
+    s, claim = case.setting, case.method.claim(case.setting)
+    if claim is None or claim.scope.view is not View.AGGREGATE or s.scope.view is not View.SERVER or s.sampling == "poisson":
+        return []
+    return [replace(case, setting=replace(s, scope=replace(s.scope, view=View.AGGREGATE)))]
+
+
+def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
+    """The released bits, one release and, where a run has a bound, a whole run; at shares of alpha, so that each is a bound."""
+    delta, d = case.setting.delta, case.setting.layout.dimension
+    planned = releases_to(case.method, case.setting, case.setting.scope.view)
+    bounded = not any(isinstance(event, Unbounded) for event in planned)
+    share = alpha / (3 if bounded else 2)
+    what = "one sum" if case.summed else "one release"
+    on_step(f"the bits of {what}")
+    bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
+    on_step(what)
+    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
+    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
+    if math.isinf(one.epsilon) or not bounded:
+        return found
+    rounds = min(case.setting.participations, ROUNDS)
+    on_step(f"{rounds} rounds{', summed' if case.summed else ''}")
+    return [*found, _whole_run(case, rounds, rng, n, share)]
+
+
+def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
+    event = sampled_run(case, rounds, rng)
+    run, repeats = run_score(case, rounds), Repeats.of(n, case.setting.delta, alpha)
+    if event is not None:
+        note = f"canary in {rounds} of {case.setting.rounds} rounds, each by chance {case.rate:.4g}"
+        return many_sampled_runs(run, event, case.scope, rng, repeats, note=note)
+    note, gaussian = f"canary in {rounds} of {case.setting.rounds} rounds", gaussian_run(case, rounds, rng)
+    return many_runs(run, case.scope, rng, repeats, gaussian=gaussian, note=note)
+
+
+def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
+    """Two worlds, and one run with canaries; each at half of alpha, so that the larger is a bound too."""
+    if setting.scope.unit is not Unit.RECORD:
+        raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
+    rounds = min(setting.participations, ROUNDS)
+    small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    on_step(f"{rounds} rounds of DP-SGD, one example")
+    found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
+    if small.step.noise_multiplier:
+        on_step(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
+        found.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
+    return found
+
+
+def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
+    """Each pair of neighbours is one attack; each is stated at its share of alpha, so that their largest is a bound too."""
+    rounds = min(case.setting.participations, PRIVATE_ROUNDS)
+    claim = case.method.claim(case.setting)
+    views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
+    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
+    for neighbours, peers in attacks:
+        on_step(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
+        subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
+        share = alpha / len(attacks)
+        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
+        found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
+    return found
+
+
+@process_state()
+def audit_config(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> Statement:
+    """The statement of a configuration with its audits in it; nothing is trained on its data."""
+    experiment, prepared = opened(config) if canaries else (resolve(config), None)
+    return experiment.statement.with_audits(_audited(experiment, prepared, Audits(n, confidence, canaries), on_step))
+
+
+@process_state()
+def audit_run(
+    run: Path,
+    *,
+    n: int = 1000,
+    confidence: float = 0.95,
+    canaries: int = 0,
+    on_step: Step | None = None,
+    handed_over: HandedOver = NOTHING,
+) -> Statement:
+    """Audit the mechanism of a run and write what was found beside its statement (`audits.json`).
+
+    They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
+    found, not the luckiest of many.
+
+    Args:
+        handed_over: data, partition and model, where a program handed them to the run.
+
+    Raises:
+        ConfigError: no run directory, one of an earlier version, or data that are not those of the run; the audits
+            cannot be written (the message says what was found).
+    """
+    from fedveil.experiment import run_directory as rundir
+    from fedveil.experiment.config_files import load_recorded
+    from fedveil.experiment.resume import refuse_earlier
+    from fedveil.statement.statement_layout import AUDITS, audits_to_list, read_statement
+
+    refuse_earlier(run)
+    before = read_statement(run)
+    config = load_recorded(run)
+    if canaries or config.data.handed_over or handed_over.names:
+        found = _audited(*reopened(run, handed_over), Audits(n, confidence, canaries), on_step)
+    else:
+        found = audit(config, n=n, confidence=confidence, on_step=on_step)
+    again = {(one.scope, one.rigorous) for one in found}
+    kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
+    statement = replace(before, views=tuple(kept)).with_audits(found)
+    try:
+        rundir.write_json(run / AUDITS, audits_to_list(statement))
+    except OSError as problem:
+        bounds = "; ".join(map(str, found))
+        raise ConfigError(f"cannot write {run / AUDITS}: {problem.strerror}; audit again. Found: {bounds}") from problem
+    return statement

@@ -1,0 +1,316 @@
+"""The door of a replay: it notes each release, measures private contributions, and hands over the first run's releases.
+
+So everything after a release is the same in both worlds, unless it looks at private data by another way. DP-SGD releases at each
+step, inside local training; there the gradient source is recorded and replayed in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from scipy.stats import binom
+
+from fedveil.attacks.replay_record import Diary, RecordedLedger, RecordedRandomness
+from fedveil.errors import FedveilError
+from fedveil.mechanism.cost import promises, step_exponent, step_sensitivity
+from fedveil.mechanism.mechanisms import Independent
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload
+from fedveil.release.door import Door, Terms
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fedveil.accounting.types import Adjacency
+    from fedveil.release.noise import Randomness
+    from fedveil.training.local import GradientSource, Local
+    from fedveil.training.params import Layout
+
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.mechanism.plan import Plan
+    from fedveil.release.release_layout import ReleaseLayout
+
+    Integers = NDArray[np.int64]
+
+CHANCE = 1e-6
+"""Batches are called no Poisson draw where the chance of such sizes is below this."""
+
+_HALF = 27
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The exact integers of one contribution before its noise, and the bounds that its plan declares.
+
+    Args:
+        integers: [D]. parts: (name, start, stop, exponent of the grid step, bound on the L2 norm) of groups of coordinates.
+        whole: bound on the first `dimension` coordinates together.
+    """
+
+    integers: Integers
+    parts: tuple[tuple[str, int, int, int, float], ...]
+    whole: float
+    dimension: int
+
+    def problem(self, factor: int = 1) -> str:
+        """Which norm is above `factor` times its bound; an empty text where none is."""
+        total = Fraction(0)
+        for name, start, stop, exponent, bound in self.parts:
+            square = power(self.integers[start:stop]) * Fraction(4) ** exponent
+            if stop <= self.dimension:
+                total += square
+            if problem := _above(name, square, factor * bound):
+                return problem
+        return _above("the whole", total, factor * self.whole)
+
+    def less(self, other: Measured) -> Measured:
+        """What must be added to `other` for this."""
+        return replace(self, integers=self.integers - other.integers)
+
+
+def measured(integers: Integers, plan: Plan, parts: ReleaseLayout) -> Measured:
+    """The integers of an update with extras, as the plan bounds them."""
+    grid = [(group, k + plan.mechanism.shift) for group, k in parts.grid(plan)]
+    names = [f"extra {name}" for name in parts.extras]
+    layers = len(grid) - len(names)
+    names = [*(parts.model.names if layers > 1 else ("update",)), *names]
+    bounds = [clip for _, _, clip in parts.groups(plan)]
+    groups = tuple((n, g.start, g.stop, k, clip) for n, (g, k), clip in zip(names, grid, bounds, strict=True))
+    return Measured(integers, groups, plan.clip, parts.model.dimension)
+
+
+def power(integers: Integers) -> int:
+    """The sum of squares [n], exactly."""
+    if integers.size and int(np.abs(integers).max()) >= 2 ** (2 * _HALF):
+        return sum(int(v) ** 2 for v in integers)
+    high, low = integers >> _HALF, integers & (2**_HALF - 1)
+    sums = [_blockwise(a * b) for a, b in ((high, high), (high, low), (low, low))]
+    return (sums[0] << 2 * _HALF) + (sums[1] << (_HALF + 1)) + sums[2]
+
+
+def planned_stds(plan: Plan, parts: ReleaseLayout) -> NDArray[np.float64]:
+    """The std of the noise that the plan puts on each coordinate [D], in units of what leaves."""
+    sizes = [group.stop - group.start for group, _, _ in parts.groups(plan)]
+    stds = np.repeat(np.array([std for _, std, _ in parts.groups(plan)]), sizes)
+    if plan.support is not None:
+        stds[: parts.model.dimension] *= plan.support.numpy()
+    return stds
+
+
+def not_drawn_by_poisson(batches: Sequence[tuple[int, float, int]]) -> str:
+    """Why these batches, each (examples of the client, rate, examples in the batch), are no independent Poisson draws, or ''."""
+    if not batches:
+        return ""
+    furthest = max(abs(size - n * rate) for n, rate, size in batches)
+    spans = ((n, rate, n * rate - furthest - 1e-9, n * rate + furthest + 1e-9) for n, rate, _ in batches)
+    chances = [binom.cdf(math.floor(hi), n, rate) - binom.cdf(math.ceil(lo) - 1, n, rate) for n, rate, lo, hi in spans]
+    if math.prod(chances) >= CHANCE:
+        return ""
+    sizes = sorted({size for _, _, size in batches})
+    return f"{len(batches)} batches of {sizes[0]} to {sizes[-1]} examples: Poisson batches would differ more in size"
+
+
+def _blockwise(products: Integers) -> int:
+    blocks: Any = np.add.reduceat(products, np.arange(0, len(products), 256)) if len(products) else []
+    return sum(map(int, blocks))
+
+
+def _above(name: str, square: Fraction, bound: float) -> str:
+    if math.isinf(bound) or square <= Fraction(bound) ** 2:
+        return ""
+    return f"{name} has norm {math.sqrt(square):.9g}, above the declared {bound:.9g}"
+
+
+Releases = Mapping[tuple[int, ...], Any]
+"""What left in the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
+
+PLANS = "plans"
+UPLOADS = "uploads and sums, but for their numbers"
+WEIGHTS = "weights and denominators"
+POST_PROCESSED = "updates made of noisy steps"
+NOISE = "noise"
+DRAWN = "noise as planned, drawn once and afresh"
+CLIPPED = "contributions within their clips"
+ADDED = "sums hold the contributions and their noise, nothing else"
+SENSITIVITY = "contributions of the two worlds within the sensitivity"
+BATCHES = "batches drawn as the accountant counts them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayDoor(Door):
+    """The door of one world. first: what left in the first world, or nothing in the first world itself."""
+
+    own: Door
+    noise: RecordedRandomness
+    diary: Diary
+    first: Releases
+
+    @classmethod
+    def of(cls, door: Door, diary: Diary, first: Releases) -> ReplayDoor:
+        """The same door, whatever its class is, recorded."""
+        noise = RecordedRandomness(door.randomness)
+        own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
+        return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
+
+    def beside(self, layout: Layout) -> Self:
+        return replace(super().beside(layout), own=self.own.beside(layout))
+
+    def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
+        """As the door's, or what the first world released."""
+        plan = plan.source if isinstance(plan, Terms) else plan
+        call = lambda: self.own.seal_upload(update, plan, client, round, **more)  # noqa: E731
+        sealed: SealedUpload = self._released(call, plan, client, round)
+        sent = sealed.upload
+        self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
+        self._note(WEIGHTS, sent, more.get("weight", 1.0))
+        self._left(sent.vector if sent.integers is None else sent.integers, sent.plan, client, round, noisy=True)
+        return replace(sealed, upload=self._replayed(sent))
+
+    def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
+        return self.own.release_uploads(sealed)
+
+    def seal(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> Contribution:
+        plan = plan.source if isinstance(plan, Terms) else plan
+        sealed: Contribution = self._released(lambda: self.own.seal(update, plan, client, round, **more), plan, client, round)
+        self.diary.note("public", WEIGHTS, round, client, sealed.weight)
+        executed = plan if isinstance(plan, Plan) else sealed.plan
+        assert executed is not None
+        self._left(sealed.sealed, executed, client, round, noisy=executed.place == "upload")
+        return sealed
+
+    def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
+        """As the door's, or what the first world released."""
+        self.diary.note("public", WEIGHTS, round, AGGREGATE, ([c.client for c in contributions], denominator))
+        call = lambda: self.own.release_sum(contributions, plan, round, denominator)  # noqa: E731
+        sent: Upload = self._released(call, plan, AGGREGATE, round)
+        self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
+        if sent.integers is not None and isinstance(sent.plan.mechanism, Independent):
+            noise = self._drawn(sent.plan, AGGREGATE, round, noisy=sent.plan.place == "sum")
+            expected = noise + sum(c.sealed.numpy() for c in contributions if len(c.sealed))
+            odd = int((sent.integers.numpy() != expected).sum())
+            self.diary.verdict(ADDED, round, AGGREGATE, f"{odd} of {len(noise)} numbers are something else" if odd else "")
+        return self._replayed(sent)
+
+    # --- the steps ---
+
+    def _released(self, release: Callable[[], Any], plan: Plan | Raw, client: int, round: int) -> Any:
+        """What the door hands over; whether it refuses is seen by all."""
+        self.noise.drawn.clear()
+        self.diary.note("public", PLANS, round, client, plan if isinstance(plan, Plan) else (plan.reads, plan.reason))
+        try:
+            return release()
+        except FedveilError as refused:
+            self.diary.note("public", UPLOADS, round, client, f"nothing: {type(refused).__name__}")
+            raise
+
+    def _left(self, sent: Tensor, plan: Plan, client: int, round: int, *, noisy: bool) -> None:
+        """Note what a client let out: exact integers before the noise; or a float vector, made of noisy steps alone."""
+        if sent.dtype != torch.int64:
+            self.diary.note("public", POST_PROCESSED, round, client, sent if isinstance(plan, LocalDpSgd) else None)
+            return
+        contribution = measured(sent.numpy() - self._drawn(plan, client, round, noisy=noisy), plan, self.parts)
+        self.diary.verdict(CLIPPED, round, client, contribution.problem())
+        self.diary.note("private", SENSITIVITY, round, client, contribution)
+
+    def _drawn(self, plan: Plan, client: int, round: int, *, noisy: bool) -> NDArray[np.int64]:
+        """The noise of this release [D], checked against its plan."""
+        wanted = planned_stds(plan, self.parts) if noisy else np.zeros(self.parts.dimension)
+        steps = np.repeat([2.0**k for _, k in self.parts.grid(plan)], [g.stop - g.start for g, _ in self.parts.grid(plan)])
+        problem = _unlike_plan(self.noise.drawn, wanted / steps) if promises(plan, self.layout) else ""
+        self.diary.verdict(DRAWN, round, client, problem)
+        _note_noise(self.diary, round, client, self.noise.drawn)
+        return sum((noise for _, noise in self.noise.drawn), np.zeros(self.parts.dimension, dtype=np.int64))
+
+    def _note(self, check: str, sent: Upload, value: Any) -> None:
+        self.diary.note("public", check, sent.round, sent.client, value)
+
+    def _replayed(self, sent: Upload) -> Upload:
+        self.diary.note("release", "", sent.round, sent.client, ((sent.round, sent.client), sent))
+        found: Upload = self.first.get((sent.round, sent.client), sent)
+        return found
+
+
+class RecordedGradient:
+    """The gradient source of DP-SGD, each of its noisy sums noted, or replaced by that of the first world."""
+
+    def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
+        self.noise, self.diary, self.first, self.adjacency = RecordedRandomness(own.randomness), diary, first, adjacency
+        self.own = replace(own, randomness=cast("Randomness", self.noise))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        self._held = len(y)
+        return self.own.batches(local, x, y)
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """As the source's; its sum is read in float64, which holds the integers exactly, and then rounded as without a replay."""
+        (round, client), plan, model = self.own.key, self.own.plan, local.model
+        self.noise.drawn.clear()
+        size, grad = self.own.waiting, model.grad
+        model.grad = torch.empty(len(grad), dtype=torch.float64)
+        try:
+            loss = self.own(local, x, y)
+            wide = model.grad
+        finally:
+            model.grad = grad
+        model.grad.copy_(wide)
+        std = plan.noise_multiplier * plan.clip
+        exponent = step_exponent(plan)
+        wanted = np.full(len(grad), std * 2.0**-exponent)
+        self.diary.verdict(DRAWN, round, client, _unlike_plan(self.noise.drawn, wanted))
+        _note_noise(self.diary, round, client, self.noise.drawn)
+        total = np.rint((wide * plan.expected).numpy() * 2.0**-exponent).astype(np.int64)
+        total -= sum((noise for _, noise in self.noise.drawn), np.zeros_like(total))
+        whole = ("the sum of a step", 0, len(grad), exponent, float("inf"))
+        step = Measured(total, (whole,), step_sensitivity(plan, len(grad), self.adjacency), len(grad))
+        self.diary.note("private", SENSITIVITY, round, client, step)
+        self.diary.note("private", BATCHES, round, client, (self._held, plan.rate, size))
+        key = (round, client, local.step)
+        self.diary.note("release", "", round, client, (key, grad.clone()))
+        if key in self.first:
+            grad.copy_(self.first[key])
+        return loss
+
+
+def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:
+    """The gradient source, recorded where its gradients are releases."""
+    return RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
+
+
+def _unlike_plan(drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], wanted: NDArray[np.float64]) -> str:
+    """How the noise that was drawn differs from the std that the plan wants on each coordinate, in grid steps; or ''."""
+    stds = [std for std, _ in drawn if std.any()]
+    if len(stds) != int(bool(wanted.any())):
+        return f"noise was drawn {len(stds)} times, and the plan asks for {int(bool(wanted.any()))}"
+    if not stds:
+        return ""
+    (std,) = stds
+    if len(std) != len(wanted):
+        return f"noise was drawn for {len(std)} coordinates, and the plan sends {len(wanted)}"
+    odd = np.flatnonzero(std != wanted)
+    return f"noise on coordinate {odd[0]} has std {std[odd[0]]:g} grid steps, planned are {wanted[odd[0]]:g}" if len(odd) else ""
+
+
+def _note_noise(diary: Diary, round: int, client: int, drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]]) -> None:
+    digests = [hashlib.sha256(noise.tobytes()).hexdigest() for std, noise in drawn if std.any()]
+    diary.note("public", NOISE, round, client, digests)
+
+
+def _form(value: Tensor | None) -> Any:
+    return None if value is None else (str(value.dtype), tuple(value.shape))

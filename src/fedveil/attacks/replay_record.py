@@ -1,0 +1,212 @@
+"""The record of one run of a replay: values, randomness and charges, and how two of them are compared."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import torch
+
+from fedveil.errors import BudgetExhausted
+from fedveil.executors.pool_messages import pack
+from fedveil.release.release_layout import Charger
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.accounting.types import Event
+    from fedveil.ledger.budget import Budgets
+    from fedveil.ledger.entry import Entry
+    from fedveil.ledger.ledger import Ledger
+    from fedveil.release.noise import Randomness
+
+
+Kind = Literal["public", "verdict", "private", "release"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """One fact of a world.
+
+    Args:
+        kind: `public` must be the same in both worlds; `verdict` is a problem found in this world, or an empty text; `private` is
+            measured for a check; `release` is what left, to be replayed.
+        check: what it is for. round, client: where; client -1 is the round itself. value: as it was when it was noted.
+    """
+
+    kind: Kind
+    check: str
+    round: int
+    client: int
+    value: Any
+
+    @property
+    def place(self) -> str:
+        return f"round {self.round}" + (f", client {self.client}" if self.client >= 0 else "")
+
+
+class Diary:
+    """The notes of one world, from whichever process: each writes a file of its own, so what is noted cannot change later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._owner, self._file = 0, -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_owner": 0}
+
+    def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
+        if self._owner != os.getpid():  # also after a fork
+            path = self.folder / f"{os.getpid()}.notes"
+            self._owner, self._file = os.getpid(), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        message = pack(Note(kind, check, round, client, value))
+        while message:
+            message = message[os.write(self._file, message) :]
+
+    def close(self) -> None:
+        """Nothing more is noted by this process."""
+        if self._owner == os.getpid():
+            os.close(self._file)
+            self._owner = 0
+
+    def verdict(self, check: str, round: int, client: int, problem: str) -> None:
+        """Write what a check of this world found: a problem, or an empty text."""
+        self.note("verdict", check, round, client, problem)
+
+    def read(self) -> list[Note]:
+        """All notes, process by process, each in its order."""
+        found: list[Note] = []
+        for path in sorted(self.folder.glob("*.notes")):
+            with path.open("rb") as file:
+                end = path.stat().st_size
+                while file.tell() < end:
+                    found.append(pickle.load(file))
+        return found
+
+
+def difference(a: Any, b: Any, path: str = "") -> str:
+    """Where two plain values first differ, with both; an empty text where they are the same, numbers exactly."""
+    named = f"{path}: " if path else ""
+    if type(a) is not type(b):
+        return f"{named}{brief(a)} against {brief(b)}"
+    if isinstance(a, torch.Tensor):
+        return _arrays(a.detach().numpy(), b.detach().numpy(), named)
+    if isinstance(a, np.ndarray):
+        return _arrays(a, b, named)
+    if isinstance(a, Mapping):
+        return _entries(dict(a), dict(b), path)
+    if isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return f"{named}{len(a)} ({brief(a)}) against {len(b)} ({brief(b)})"
+        return _entries(dict(enumerate(a)), dict(enumerate(b)), path)
+    if is_dataclass(a) and not isinstance(a, type):
+        one, two = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (a, b))
+        return _entries(one, two, path)
+    same = a == b or pickle.dumps(a) == pickle.dumps(b)  # NaN, and objects that do not compare themselves
+    return "" if same else f"{named}{brief(a)} against {brief(b)}"
+
+
+def _entries(a: dict[Any, Any], b: dict[Any, Any], path: str) -> str:
+    named = f"{path}: " if path else ""
+    if a.keys() != b.keys():
+        return f"{named}{brief(sorted(map(str, a)))} against {brief(sorted(map(str, b)))}"
+    return next(filter(None, (difference(a[key], b[key], f"{path}.{key}" if path else str(key)) for key in a)), "")
+
+
+def _arrays(a: np.ndarray, b: np.ndarray, named: str) -> str:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"{named}{a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)}"
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return ""
+    flat = int(np.flatnonzero(~same.reshape(-1))[0])
+    first, second = (array.reshape(-1)[flat].item() for array in (a, b))
+    return f"{named}{int((~same).sum())} of {a.size} numbers, at {flat} {first:g} against {second:g}"
+
+
+def brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    text = f"{value:.9g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+ROWS = "ledger rows"
+
+
+class RecordedRandomness:
+    """The run's randomness; `drawn` lists each draw of noise since it was last emptied: its std in grid steps, and the noise."""
+
+    def __init__(self, own: Randomness) -> None:
+        self.own = own
+        self.drawn: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
+        noise = self.own.integers(std, n, *name, threads=threads)
+        self.drawn.append((np.broadcast_to(std, n), noise.copy()))
+        return noise
+
+
+class RecordedLedger:
+    """The run's ledger; its rows are noted as soon as they are charged."""
+
+    def __init__(self, own: Charger, diary: Diary) -> None:
+        self.own, self.diary = own, diary
+
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        self.own.charge_all(entries)
+        for entry in entries:
+            self.diary.note("public", ROWS, entry.round, entry.client, entry)
+
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        self.own.charge_once(entry, digest=digest)
+        self.diary.note("public", ROWS, entry.round, entry.client, entry)
+
+    def admits(self, client: int, event: Event) -> bool:
+        return self.own.admits(client, event)
+
+
+class RowsInMemory:
+    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
+
+    def __init__(self, budgets: Budgets | None) -> None:
+        self.budgets = budgets
+        self.rows: list[Entry] = []
+
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """The rows, if the budget allows them."""
+        if self.budgets is None:
+            self.charge_many(entries)
+        else:
+            self.budgets.charge(cast("Ledger", self), entries)
+
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """As `charge_all`: no round of a replay is done again."""
+        self.charge_all([entry])
+
+    def admits(self, client: int, event: Event) -> bool:
+        try:
+            if self.budgets is not None:
+                self.budgets.check(cast("Ledger", self), client, event)
+        except BudgetExhausted:
+            return False
+        return True
+
+    def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
+        if admit is not None:
+            admit()
+        self.rows.extend(entries)
+        return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
+
+    def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
+        return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))

@@ -1,1 +1,0 @@
-"""Configurations, presets and plugins."""

@@ -1,0 +1,1 @@
+"""Runs over several machines, on Flower: wire format, consent and ledger at the client, the processes of server and client."""

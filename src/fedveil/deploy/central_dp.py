@@ -1,0 +1,559 @@
+"""Central differential privacy around any strategy of Flower: replies are clipped and summed here, noise is added once.
+
+What fedveil does not know of an app stays out of `config.toml`: how clients train, on what. `data.json` has the number of
+clients, and says that its other entries stand for nothing. `flower.md` says what the statement, which is that of the matching
+configuration, cannot.
+
+    strategy = CentralDP(FedAvg(), clip=1.0, clients=100, rate=0.1, rounds=30, epsilon=8.0, delta=1e-3, out="run")
+
+The strategy inside makes the instructions and takes the server's step. It is shown no reply of a client: of each round it gets
+one reply, the noisy mean. The server itself sees every update before the noise; an assumption of the statement names that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+import fedveil.experiment.run_directory as rundir
+from fedveil.data.catalogue import Info
+from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant
+from fedveil.deploy.dp_mod import absolute_path
+from fedveil.deploy.wire_format import printable
+from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
+from fedveil.experiment.assembly import budgets, new_run_id
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.data_card import CARD, FORMAT, new_salt
+from fedveil.experiment.model_section import HANDED_OVER
+from fedveil.experiment.public_setting import FLOWER_APP, Population
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.run_directory import append_history
+from fedveil.experiment.shared_budget import check_plan, shared_budget
+from fedveil.experiment.spending import EpsilonSpent
+from fedveil.experiment.verification import conclude, opening
+from fedveil.federation.history import Record, Row
+from fedveil.federation.server import SeenRound, release_figures
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.base import gaussian_plan
+from fedveil.release.door import Door
+from fedveil.release.noise import Randomness
+from fedveil.release.sealed import AGGREGATE
+from fedveil.statement.statement_layout import to_dict, to_markdown
+from fedveil.training.params import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from fedveil.deploy.app_arrays import Kinds
+    from fedveil.mechanism.plan import Plan, Upload
+    from fedveil.methods.base import Method, Setting
+    from fedveil.release.sealed import Contribution
+    from fedveil.statement.statement import Statement
+
+
+@dataclass
+class FittingClients:
+    """The clients whose last reply had the arrays of the model, and those whose last reply had not.
+
+    A client that fails may do so by its data, so that it counts as it did before: no run ends because it failed. Nor does one end
+    by who was drawn: not where a round had replies of both kinds, as long as one client is left that fits, and not by fewer
+    clients than those that fit.
+    """
+
+    _fitting: set[int] = field(default_factory=set)
+    _others: set[int] = field(default_factory=set)
+    _mixed: bool = False
+
+    def none_left(self, drawn: Collection[int], fitting: Collection[int], others: Collection[int]) -> bool:
+        """Whether the app has come to answer with other arrays, by the replies of a round.
+
+        Args:
+            drawn: who was asked. fitting, others: whose reply has the arrays of the model, and whose has not; the rest failed.
+        """
+        self._mixed |= bool(fitting) and bool(others)
+        self._fitting = self._fitting.union(fitting).difference(others)
+        self._others = self._others.union(others).difference(fitting)
+        left = self._fitting if self._mixed else self._fitting.intersection(drawn)
+        return bool(others) and not left and len(self._others) >= len(self._fitting)
+
+
+DATA = Info(
+    FLOWER_APP, "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
+)
+"""In the place of data that fedveil knows nothing of."""
+_UNKNOWN = (
+    "of a Flower app fedveil knows the number of clients and the shapes of the model; examples, labels, sizes and normalisation "
+    "below stand for nothing"
+)
+
+
+def matching_configuration(
+    sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout, *, evaluate: bool = False
+) -> Config:
+    """The configuration of fedveil whose releases are those of a Flower app.
+
+    Args:
+        sections: method, training, privacy and run, as far as they are known. evaluate: clients evaluate, beside the releases.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+    shapes = dict(zip(layout.names, map(list, layout.shapes), strict=True))
+    partition = {"kind": "flower", "clients": clients, **({"evaluate": True} if evaluate else {})}
+    data = {"name": DATA.name, "handed_over": ["data", "partition"], "partition": partition}
+    model = {"name": HANDED_OVER, "recorded": {"class": "Flower app", "shapes": shapes}}
+    return parse({"data": data, "model": model, **{name: dict(section) for name, section in sections.items()}})
+
+
+@dataclass
+class AppRun:
+    """A run directory that is being written.
+
+    Args:
+        statement: what it promises. plan: of every release. door: which charges the ledger of the directory.
+    """
+
+    path: Path
+    run: str
+    statement: Statement
+    method: Method
+    setting: Setting
+    plan: Plan
+    door: Door
+    history: list[Record] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begin(cls, path: Path, config: Config, clients: int, page: str) -> AppRun:
+        """Write what a run writes before it trains, its ledger last.
+
+        Args:
+            page: the text of `flower.md`.
+
+        Raises:
+            ConfigError: there is something at `path`, or the numbers make no sense (delta >= 1 / clients, for one).
+        BudgetExhausted: what is planned does not fit into the budget that it shares with others.
+        """
+        experiment = resolve(config, Population(DATA, clients, 0))
+        method, setting, statement = experiment.method, experiment.setting, experiment.statement
+        run, shared = new_run_id(), shared_budget(experiment)
+        if shared is not None:
+            check_plan(shared, experiment, run)
+        rundir.create(path)
+        rundir.write_versions(path / "versions.json")
+        rundir.write_text(path / "config.toml", _written(experiment.written))
+        rundir.write_json(path / "statement.json", to_dict(statement))
+        rundir.write_text(path / "statement.md", to_markdown(statement))
+        new_salt(path)
+        rundir.write_json(path / CARD, _card(clients))
+        rundir.write_text(path / "flower.md", page)
+        Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
+        population = None if shared is None else shared.ledger(run)
+        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), experiment.seeded_noise, population=population)
+        rate, most = setting.rate if setting.amplified else None, experiment.max_update_norm
+        randomness = Randomness(experiment.seed, experiment.seeded_noise)
+        door = Door(setting.layout, setting.scope, run, ledger, randomness, rate=rate, max_norm=most)
+        clip = method.clip_norm(setting)
+        assert clip is not None
+        return cls(path, run, statement, method, setting, gaussian_plan(setting, clip), door)
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.door.ledger, BudgetedLedger)
+        self._spent = EpsilonSpent(self.door.ledger, self.method, self.setting, self.statement)
+
+    @property
+    def noise_norm(self) -> float:
+        """The expected L2 norm of the noise on the mean of a round."""
+        assert isinstance(self.plan.noise_std, float)
+        return self.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
+
+    def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
+        """The noisy mean of a round, charged, and its record.
+
+        Args:
+            round: from 0. contributions: of all that were drawn. failures: why some of these are zero; they stay in the private
+                part of the directory.
+        """
+        upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
+        seen = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
+        public = release_figures(self.method, self.setting, seen)
+        public["noise_norm"] = float(upload.noise_std[0]) * self.setting.layout.dimension**0.5
+        private: Row = {} if "participants" in public else {"participants": len(contributions)}
+        private |= {"failed": len(failures), "seconds": time.monotonic() - self._started, "failures": dict(failures)}
+        self._started = time.monotonic()
+        self.history.append(Record(public | self._spent.after(round), private))
+        append_history(self.path, self.history, self.setting.layout)
+        return upload
+
+    def end(self, early: str = "") -> str:
+        """Close the ledger over all that is there; returns the closing digest.
+
+        Args:
+            early: why it ends before its last round, or an empty string; it is public.
+        """
+        self.close()
+        if not self.history:
+            rundir.write_text(self.path / "history.csv", "round\n")
+        last = self.history[-1].public if self.history else {}
+        done = {"run": self.run, "rounds": len(self.history), "ended": early or "after its last round", "final": last}
+        summary = rundir.json_text(done)
+        closing = conclude(self.path, len(self.history), early, {"summary.json": summary.encode()})
+        rundir.write_text(self.path / "summary.json", summary)
+        return closing
+
+    def close(self) -> None:
+        """Close the connection to the ledger."""
+        assert isinstance(self.door.ledger, BudgetedLedger)
+        self.door.ledger.close()
+
+    def admits(self, round: int) -> bool:
+        """Whether the budget has room for one more round."""
+        return self.door.admits(self.plan, AGGREGATE, round)
+
+
+def _written(config: Mapping[str, Any]) -> str:
+    """The keys that are known; local training is left out, since defaults would say something untrue of it."""
+    whole = rundir.present(config)
+    training = {
+        key: whole["training"][key] for key in ("rounds", "clients_per_round", "sampling", "local") if key in whole["training"]
+    }
+    data = {key: whole["data"][key] for key in ("name", "handed_over", "partition")}
+    run = {key: whole["run"][key] for key in ("seed", "seeded_noise")}
+    known = {name: whole[name] for name in ("model", "method", "privacy")}
+    return tomli_w.dumps({"data": data, **known, "training": training, "run": run})
+
+
+def _card(clients: int) -> dict[str, Any]:
+    card = {
+        "name": DATA.name,
+        "source": DATA.source,
+        "unknown": _UNKNOWN,
+        "examples": {"shape": list(DATA.input_shape)},
+        "labels": {"shape": [], "dtype": "int64", "classes": DATA.classes},
+        "train_examples": 0,
+        "test_examples": 0,
+        "normalisation": {"scale": DATA.scale, "mean": list(DATA.mean), "std": list(DATA.std)},
+        "clients": clients,
+        "nominal_examples_per_client": 0,
+    }
+    return {"format": FORMAT, **json.loads(rundir.json_text(card)), "treated_as_public": ["clients"]}
+
+
+_log = logging.getLogger(__name__)
+
+
+class _NoAnswer(UpdateRefused):
+    """A client that failed: whether it has the arrays of the model is not known."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that was sent out: its model, who was drawn by place among all nodes, and the one reply to come."""
+
+    arrays: AppArrays
+    drawn: dict[int, int]
+    reply: Any
+
+
+@dataclass
+class CentralDP:
+    """A strategy with differential privacy for whole clients, in the aggregate view.
+
+    Args:
+        strategy: of Flower; it must ask every node that is connected, once, since clients are drawn here.
+        clip: C, L2 bound on a client's update. clients: N, public. rate: chance of each client to take part in a round; N x rate
+            is a whole number, by which every sum is divided. rounds: T.
+        delta: below 1 / N. epsilon: the noise is calibrated to it; or noise_multiplier: epsilon is the result.
+        out: the run directory, which must be new: an absolute path or one that begins with ~.
+        seed: take noise and sampling from it: a simulation that protects nobody, and the statement says so. Left out: secret.
+        evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and the statement says so.
+        budget: of a population, from `fedveil budget create`: the run is refused if it does not fit, and charges it.
+        untouched: as in `AppArrays`.
+
+    Raises:
+        ConfigError: an impossible number.
+    """
+
+    strategy: Any
+    _: KW_ONLY
+    clip: float
+    clients: int
+    rate: float
+    rounds: int
+    delta: float
+    out: str | Path
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    seed: int | None = None
+    evaluate: bool = False
+    budget: str | Path | None = None
+    untouched: Sequence[str] = UNTOUCHED
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None) or self.noise_multiplier == 0:
+            raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
+        fraction, least = getattr(self.strategy, "fraction_train", 1.0), getattr(self.strategy, "min_train_nodes", 0)
+        if fraction < 1 and least < self.clients:  # found out now; what counts is what it asks, below
+            raise ConfigError(
+                f"fraction_train = {fraction}: CentralDP draws clients itself, of all nodes: set it to 1.0, and give rate"
+            )
+        self._path = absolute_path("out", self.out)
+        cohort = round(self.rate * self.clients) if math.isfinite(self.rate) else 0
+        if not (
+            type(self.clients) is int
+            and 1 <= cohort <= self.clients
+            and math.isclose(self.rate * self.clients, cohort, rel_tol=1e-9)
+        ):
+            raise ConfigError(
+                f"rate = {self.rate} of clients = {self.clients} is not a whole number of clients from 1 to {self.clients}: "
+                f"give a rate such as {max(cohort, 1)} / {self.clients}"
+            )
+        self._cohort = cohort
+        self._config(Layout(("model",), ((1,),)))  # refuses impossible numbers now
+        self._run: AppRun | None = None
+        self._sent: dict[int, _Round] = {}
+        self._first: list[Kinds] = []
+        self._fitting = FittingClients()
+        self._ended, self._told = "", False
+
+    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
+        """As `Strategy.start` of Flower; afterwards the run directory is closed.
+
+        A run in which no reply has the arrays of the model, or none has them any more, of which the strategy makes none, or
+        which has diverged, ends: a warning says why, and the rounds that are left do nothing and cost nothing.
+
+        Raises:
+            ConfigError: num_rounds is not `rounds`, or the strategy inside has a `start` of its own, which sees every reply.
+        """
+        from flwr.serverapp.strategy import Strategy
+
+        if getattr(type(self.strategy), "start", None) != Strategy.start:
+            raise ConfigError(
+                f"{type(self.strategy).__name__} has a start of its own, which gets the clients' replies before the noise: leave "
+                f"it to Flower's Strategy"
+            )
+        if num_rounds != self.rounds:
+            raise ConfigError(f"num_rounds = {num_rounds}, and the noise is for rounds = {self.rounds}: give both the same")
+        if not self.evaluate:
+            _log.warning(
+                "CentralDP asks no client to evaluate: the answers would leave without noise (CentralDP(evaluate=True) asks)"
+            )
+        try:
+            result = Strategy.start(self, grid, initial_arrays, num_rounds, **options)
+        finally:
+            if self._run is not None:
+                self._run.close()
+        if self._run is not None:
+            _log.info("closing digest of %s: %s", self.out, self._run.end(self._ended))
+        return result
+
+    def summary(self) -> None:
+        """Log what is promised, and the strategy inside."""
+        cost = f"epsilon = {self.epsilon:g}" if self.epsilon is not None else f"noise multiplier {self.noise_multiplier:g}"
+        _log.info(
+            "central DP: %s, delta = %g, clip %g, %d rounds, recorded in %s", cost, self.delta, self.clip, self.rounds, self.out
+        )
+        self.strategy.summary()
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        """The strategy's messages to those who are drawn for this round."""
+        from flwr.app import Message, RecordDict
+
+        if self._ended:
+            return []
+        try:
+            found = AppArrays.of(arrays, self.untouched, self._first)
+        except ConfigError as problem:
+            if self._run is None:
+                raise
+            return self._end(f"the model of round {server_round} cannot be trained", str(problem))
+        messages = self._asked(server_round, arrays, config, grid)
+        run = self._begun(found)
+        if not run.admits(server_round - 1):
+            raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
+        nodes = sorted(messages)
+        chosen = run.door.randomness.coins(run.setting.rate, self.clients, "clients", server_round - 1)
+        drawn = {nodes[place]: place for place in chosen.tolist() if place < len(nodes)}
+        self._sent[server_round] = _Round(found, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
+        return [messages[node] for node in drawn]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+        """The strategy's step from the noisy mean of what these replies moved."""
+        from flwr.app import MetricRecord, RecordDict
+
+        if self._ended:
+            return None, None
+        run, sent = self._run, self._sent.pop(server_round, None)
+        if run is None or sent is None:
+            raise ConfigError(f"round {server_round} was not sent out: configure_train comes before aggregate_train")
+        updates, failures = _usable_updates(run, sent, replies)
+        kinds = {node: type(failures.get(place)) for node, place in sent.drawn.items()}
+        others = [node for node, kind in kinds.items() if kind is Misfit]
+        fitting = [node for node, kind in kinds.items() if kind not in (Misfit, _NoAnswer)]
+        misfit = str(failures[sent.drawn[others[0]]]) if others else ""
+        if self._fitting.none_left(kinds, fitting, others):
+            self._end(f"no reply of round {server_round} has the arrays of the model", misfit)
+            return None, None
+        if misfit:
+            _log.warning("round %d: a reply that does not fit counts as zero: %s", server_round, printable(misfit))
+        elif sent.drawn and not updates:
+            _log.warning(
+                "round %d: no reply can be used, so that noise alone moves the model: private/failures.csv", server_round
+            )
+        contributions = [
+            run.door.seal(updates.get(place, sent.arrays.nothing), run.plan, place, server_round - 1)
+            for place in sent.drawn.values()
+        ]
+        upload = run.release(server_round - 1, contributions, {place: printable(p) for place, p in failures.items()})
+        weight, name = (
+            getattr(self.strategy, "weighted_by_key", "num-examples"),
+            getattr(self.strategy, "arrayrecord_key", "arrays"),
+        )
+        sent.reply.content = RecordDict({name: sent.arrays.moved(upload.vector), "metrics": MetricRecord({weight: 1})})
+        stepped, metrics = self.strategy.aggregate_train(server_round, [sent.reply])
+        missing = [name for name in sent.arrays.layout.names if stepped is None or name not in stepped]
+        if stepped is None or missing:
+            made = "nothing" if stepped is None else f"a model without {missing[:6]}"
+            self._end(
+                f"{type(self.strategy).__name__} makes {made} of the one reply that it gets",
+                "a strategy that compares clients has nothing to compare here: take FedAvg, FedProx, FedAdam or FedAvgM",
+            )
+            return None, metrics
+        return sent.arrays.as_sent(stepped), metrics
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        """Nothing, unless clients may evaluate."""
+        if not self.evaluate or self._ended:
+            return []
+        asked = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        if asked and not self._told:
+            self._told = True
+            _log.warning("clients evaluate: what they answer leaves without clip or noise, and no epsilon of this run covers it")
+        return asked
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+        """Nothing, unless clients may evaluate."""
+        return self.strategy.aggregate_evaluate(server_round, replies) if self.evaluate and not self._ended else None
+
+    def _asked(self, server_round: int, arrays: Any, config: Any, grid: Any) -> dict[int, Any]:
+        """The strategy's message to each node.
+
+        Raises:
+            ConfigError: it asks more of them than there are clients, some of them twice, or not all of them.
+        """
+        connected: list[int] = []
+
+        def nodes() -> list[int]:
+            found = list(grid.get_node_ids())
+            connected.append(len(set(found)))
+            return found
+
+        made = list(self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=nodes)))
+        messages = {message.metadata.dst_node_id: message for message in made}
+        name = type(self.strategy).__name__
+        if not 1 <= len(messages) <= self.clients:
+            raise ConfigError(f"clients = {self.clients}, and {name} asks {len(messages)} nodes")
+        if not connected:
+            nodes()
+        if len(messages) < min(connected):  # more may have come while it asked
+            raise ConfigError(
+                f"{name} asks {len(messages)} of {min(connected)} connected nodes, and CentralDP draws clients itself, of all "
+                f"nodes, by rate = {self.rate:g}: let the strategy ask all of them (fraction_train = 1.0)"
+            )
+        if len(made) > len(messages):
+            raise ConfigError(f"{name} sends {len(made)} messages to {len(messages)} nodes: a client answers once a round")
+        return messages
+
+    def _end(self, why: str, details: str) -> list[Any]:
+        """Let the run end here; the details are for the log alone."""
+        self._ended = why
+        _log.warning("%s: the run ends, and nothing more is released or charged. %s", why, printable(details))
+        return []
+
+    def _begun(self, arrays: AppArrays) -> AppRun:
+        if self._run is None:
+            self._run = run = AppRun.begin(self._path, self._config(arrays.layout), self.clients, self._page())
+            self._first = [arrays.kinds]
+            norm = run.noise_norm
+            _log.log(
+                logging.WARNING if norm > self.clip else logging.INFO,
+                "the noise of each round has norm %.3g on the mean of updates, each of which has at most %g, the clip",
+                norm,
+                self.clip,
+            )
+        if self._run.setting.layout != arrays.layout:
+            raise ConfigError(f"the model has other arrays than in the first round: {list(arrays.layout.names)[:6]}")
+        return self._run
+
+    def _config(self, layout: Layout) -> Config:
+        budget = None if self.budget is None else str(absolute_path("budget", self.budget))
+        privacy: dict[str, Any] = {"delta": self.delta, "view": "aggregate", "budget": budget}
+        privacy |= {"epsilon": self.epsilon} if self.epsilon is not None else {"noise_multiplier": self.noise_multiplier}
+        sections: dict[str, dict[str, Any]] = {
+            "method": {"name": "dp-fedavg", "clip": self.clip},
+            "training": {"rounds": self.rounds, "clients_per_round": self._cohort},
+            "privacy": privacy,
+            "run": {"seed": self.seed or 0, "seeded_noise": self.seed is not None},
+        }
+        return matching_configuration(sections, self.clients, layout, evaluate=self.evaluate)
+
+    def _page(self) -> str:
+        """What is particular to this run; its digest is in the ledger's first row."""
+        evaluation = "CentralDP asks no client to evaluate."
+        if self.evaluate:
+            evaluation = (
+                "**Clients evaluate, and what they answer reaches the strategy, its result and its log without clip or noise: "
+                "the guarantee does not cover it.**"
+            )
+        return f"""\
+# A run of a Flower app
+
+Strategy: {type(self.strategy).__name__}, inside fedveil's CentralDP. It was shown the noisy mean of each round and no reply of a
+client. The metrics of clients' training are dropped. {evaluation}
+
+What the app asks clients outside this strategy, such as queries or evaluation by the grid, before, between or after its rounds,
+fedveil does not see: what they answer there leaves without clip or noise, and the guarantee does not cover it.
+
+The server saw every update before the noise, and who took part: the statement assumes that it is trusted with both. One node is
+one client; a client that runs several nodes is protected as a group. Updates were clipped by the server.
+
+How clients train, and on what, fedveil does not know.
+"""
+
+
+def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[dict[int, Tensor], dict[int, Exception]]:
+    """What training moved, by the place of the node, and why nothing of the others can be used."""
+    answers: dict[int, Any] = {}
+    for reply in replies:
+        answers.setdefault(reply.metadata.src_node_id, reply)
+    updates, failures = {}, dict[int, Exception]()
+    for node, place in sent.drawn.items():
+        try:
+            updates[place] = _usable(run, sent, answers.get(node))
+        except Exception as problem:
+            failures[place] = problem
+    return updates, failures
+
+
+def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
+    """What training moved; raises where the reply has nothing that may leave."""
+    if reply is None or reply.has_error():
+        raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
+    update = sent.arrays.update(reply.content)
+    if names := sent.arrays.refilled(reply.content):  # that is known by values: once something is charged, no run ends by it
+        raise (UpdateRefused if run.history else Misfit)(str(not_constant(names)))
+    if problem := run.door.problem(update, {}):
+        raise UpdateRefused(problem)
+    return update

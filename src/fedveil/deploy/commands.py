@@ -1,0 +1,126 @@
+"""Commands for several machines: net init, key, admit, demo; serve; join."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.accounting.types import at_most
+from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
+
+if TYPE_CHECKING:
+    from fedveil.federation.history import Row
+
+commands = typer.Typer()
+net_app = typer.Typer(help="Several machines: keys and certificates, and a demonstration on one.", no_args_is_help=True)
+
+Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
+
+
+@net_app.command()
+def init(
+    host: Annotated[str, typer.Option(help="Name or address at which clients reach the server.")],
+    port: Annotated[int, typer.Option(help="Port at which it answers.")] = 9700,
+    folder: Network = Path("network"),
+) -> None:
+    """Make the server's folder: an authority of its own, a certificate for the host."""
+    from fedveil.deploy.network_folder import make_network
+
+    made = make_network(folder, host, port)
+    typer.echo(f"network: {made.path} (give {made.authority} to every client; nothing else in there leaves this machine)")
+
+
+@net_app.command()
+def key(name: Annotated[Path, typer.Argument(help="File for the private key; the public one gets the ending .pub.")]) -> None:
+    """Make a client's pair of keys, on the client's machine."""
+    from fedveil.deploy.network_folder import make_client_key
+
+    make_client_key(name)
+    typer.echo(f"key: {name} (it stays here; send {name}.pub to the server's operator)")
+
+
+@net_app.command()
+def admit(
+    public: Annotated[Path, typer.Argument(help="The client's public key, NAME.pub.")], folder: Network = Path("network")
+) -> None:
+    """Admit a client to the network of this server; its number is its own from then on."""
+    from fedveil.deploy.network_folder import open_network
+
+    number = open_network(folder).admit(public)
+    typer.echo(f"{public} is client {number} (a server that is running sees it when it is started again)")
+
+
+@net_app.command()
+def demo(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Clients, each a process.")] = None,
+    out: NewDirectory = None,
+) -> None:
+    """Server and clients on this machine as on several: TLS, keys, consent, ledgers; all but the run is removed again."""
+    from fedveil.deploy.demo_network import demo as demonstrate
+    from fedveil.deploy.demo_network import with_clients
+
+    wanted = with_clients(configuration(config, preset, overrides, False), clients)
+    result = demonstrate(wanted, out or Path("runs") / f"net-{wanted.method.name}", typer.echo, _row)
+    typer.echo(f"run: {result.path} (closing digest {result.closing})")
+
+
+@commands.command()
+def serve(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    out: NewDirectory = None,
+    folder: Network = Path("network"),
+    wait: Annotated[int, typer.Option(min=1, help="Clients that must have consented before the first round.")] = 1,
+    resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
+) -> None:
+    """Train with the clients of a network, from the server's machine."""
+    from fedveil.deploy.network_folder import open_network
+    from fedveil.deploy.serve import Serving
+    from fedveil.deploy.serve import serve as train
+
+    if resume is not None and config is None and preset is None:
+        config = resume / "config.toml"
+    wanted = configuration(config, preset, overrides, False)
+    path = resume or out or Path("runs") / f"net-{wanted.method.name}"
+    result = train(wanted, Serving(open_network(folder), path, resume is not None, wait, typer.echo, _row))
+    typer.echo(f"run: {result.path} (closing digest {result.closing})")
+    if result.ended:
+        raise typer.Exit(3)
+
+
+@commands.command()
+def join(
+    server: Annotated[str, typer.Argument(help="The server, HOST:PORT.")],
+    ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from the server's operator.")],
+    private: Annotated[Path, typer.Option("--key", help="This client's private key (fedveil net key NAME).")],
+    consent: Annotated[Path, typer.Option(help="What this client agrees to, consent.toml.")],
+    folder: Annotated[Path, typer.Option("--dir", help="This client's own folder: ledgers and states.")] = Path("client"),
+    check: Annotated[bool, typer.Option("--check", help="Show what is offered, and take no part.")] = False,
+) -> None:
+    """Take part in the runs of a server, as far as the consent allows. With --check: exit 0 if it fits, 1 if not."""
+    from fedveil.deploy.consent import read_consent_file
+    from fedveil.deploy.join import Joining
+    from fedveil.deploy.join import join as take_part
+
+    agreed, fits = read_consent_file(consent), False
+    try:
+        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
+    except KeyboardInterrupt:
+        typer.echo("left; ledgers and states are on the disk")
+    sys.stdout.flush()
+    os._exit(int(check and not fits))  # threads of Flower that wait for a message which never arrives would hold the process
+
+
+def _row(record: Row) -> None:
+    """One line of a round."""
+    scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
+    spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""
+    typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")

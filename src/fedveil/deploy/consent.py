@@ -1,0 +1,329 @@
+"""What a client agrees to (`consent.toml`), and the judgement of a run that a server offers.
+
+The client certifies the offered configuration itself. It believes no number that the server sends.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most
+from fedveil.data.own.data_source import TableSource, whole_path
+from fedveil.errors import ConfigError, FedveilError, refusal
+from fedveil.experiment.assembly import planned_charges
+from fedveil.experiment.child_process import ChildHung, Stage, in_child
+from fedveil.experiment.config import toml_values
+from fedveil.experiment.public_setting import layout_of, population_of
+from fedveil.experiment.resolve import resolve
+from fedveil.experiment.sections import PluginMethod, PluginTask
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
+from fedveil.methods.method import Schedule
+from fedveil.methods.run_cost import ROUNDING, noise_of
+
+if TYPE_CHECKING:
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.experiment import Experiment
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
+    from fedveil.statement.statement import Statement
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ConsentRefused(ConfigError):
+    """A run that goes beyond what the client agreed to; nothing was charged."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Lifetime(_Section):
+    """What all runs together may cost in one view.
+
+    order: Renyi order at which runs with secret samples are added up; left out, all are counted as if every client took part in
+    every round.
+    """
+
+    epsilon: Positive
+    delta: float = Field(gt=0, lt=1)
+    order: float | None = Field(None, gt=1)
+
+
+class OwnData(_Section):
+    """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself.
+
+    columns: of the file, those that runs may train on. part: with a file, that part of it which the configured partition gives.
+    """
+
+    file: str | None = None
+    columns: tuple[str, ...] = ()
+    part: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> OwnData:
+        if self.file is None and self.part is None:
+            raise ConfigError(
+                "data: give file, the path of this client's table, or part, the number of a part of the configured data"
+            )
+        if bool(self.columns) != (self.file is not None):
+            raise ConfigError(
+                "data.columns: name the columns of data.file that runs may train on, and leave it out without a file"
+            )
+        return self
+
+
+class Limits(_Section):
+    """How much work a run may be, by its configuration alone: nothing here follows from the client's examples.
+
+    parameters: of the model. rounds, clients: of the run. steps: local steps a round, and any number of steps of the method.
+    seconds: that judging an offer may take.
+    """
+
+    parameters: int = Field(25_000_000, ge=1)
+    rounds: int = Field(10_000, ge=1)
+    clients: int = Field(1_000_000, ge=1)
+    steps: int = Field(100_000, ge=1)
+    seconds: Positive = 60.0
+
+    @classmethod
+    def none(cls, parameters: int) -> Limits:
+        """As good as none, for a model of that many parameters, which messages are held to."""
+        most = 2**62
+        return cls(parameters=parameters, rounds=most, clients=most, steps=most, seconds=float(most))
+
+    @property
+    def message(self) -> int:
+        """Bytes that a message to this client has at most: a round brings a few vectors as long as the model."""
+        return 64 * self.parameters + 2**23
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the SuperNode may have, which holds a message before anybody has judged it."""
+        return self.message + 2**30
+
+
+class Consent(_Section):
+    """What a client agrees to.
+
+    lifetime: a cap for each view in which it takes part; a view without one is refused.
+    unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier of any release.
+    seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
+    limits: on work.
+    """
+
+    data: OwnData
+    lifetime: dict[View, Lifetime] = Field(min_length=1)
+    unit: Unit = Unit.CLIENT
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    least_noise: float = Field(0.0, ge=0)
+    seeded_noise: bool = False
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that was accepted, as the client itself resolved it."""
+
+    experiment: Experiment
+
+    @property
+    def method(self) -> Method:
+        return self.experiment.method
+
+    @property
+    def setting(self) -> Setting:
+        return self.experiment.setting
+
+    @property
+    def statement(self) -> Statement:
+        return self.experiment.statement
+
+
+def read_consent_file(path: Path) -> Consent:
+    """The consent in a file; its data's path is relative to the file.
+
+    Raises:
+        ConfigError: it cannot be read, or does not say what it must.
+    """
+    try:
+        raw: dict[str, Any] = toml_values(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"cannot read the consent {path}: {problem}") from None
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(data.get("file"), str):
+        data["file"] = whole_path(data["file"], path.absolute().parent)
+    try:
+        return Consent.model_validate(raw)
+    except ValidationError as error:
+        raise refusal(error, Consent) from None
+
+
+def judged_in_time(consent: Consent, config: Config) -> Judged:
+    """As `judged`, in a child process that is ended when `limits.seconds` are over, whatever takes long there (on Linux).
+
+    Raises:
+        ConsentRefused: as `judged`; or it takes longer.
+    """
+
+    def judge(stage: Stage) -> list[str]:
+        try:
+            return ["judged", b64encode(pickle.dumps(judged(consent, config))).decode("ascii")]
+        except FedveilError as refusal:
+            return ["refused", str(refusal)]
+
+    try:
+        kind, found = in_child(judge, "judging the run", consent.limits.seconds)
+    except ChildHung:
+        raise ConsentRefused(
+            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
+        ) from None
+    if kind == "refused":
+        raise ConsentRefused(found)
+    accepted: Judged = pickle.loads(b64decode(found))  # of this very process, a moment ago
+    return accepted
+
+
+def judged(consent: Consent, config: Config) -> Judged:
+    """The offered run, if the consent covers it. What is left of the lifetime is asked elsewhere (`client_ledger`).
+
+    Raises:
+        ConsentRefused: it does not, with the reason.
+    """
+    scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    _refuse_code(config)
+    _refuse_columns(consent, config)
+    _refuse_work(consent.limits, config)
+    if scope.view not in consent.lifetime:
+        allowed = ", ".join(consent.lifetime)
+        raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
+    if (scope.unit, scope.adjacency) != (consent.unit, consent.adjacency):
+        caps = Scope(consent.unit, consent.adjacency, scope.view)
+        raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {caps}")
+    if config.run.seeded_noise and not consent.seeded_noise:
+        raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
+    experiment = resolve(config)
+    statement, setting = experiment.statement, experiment.setting
+    if not math.isfinite(statement.proven.epsilon):
+        raise ConsentRefused(f"nothing is proven of this run ({statement.proven.reason or 'epsilon is infinite'})")
+    cap = consent.lifetime[scope.view]
+    if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
+        raise ConsentRefused(
+            f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {statement.proven.delta:g}, and this client's "
+            f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
+        )
+    if setting.z < consent.least_noise:
+        raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
+    release = experiment.method.release(setting)
+    if consent.least_noise and isinstance(release, Schedule) and not setting.groups:
+        for t in range(setting.rounds):
+            require_noise(consent, setting, release.plan(setting, t))
+    return Judged(experiment)
+
+
+def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
+    """Refuse a release with less noise than the client asks for. Plans that adapt are asked when they are made.
+
+    Raises:
+        ConsentRefused: it has less, by more than a rounding.
+    """
+    found = noise_of(plan, setting)
+    if found < consent.least_noise * (1 - ROUNDING):
+        raise ConsentRefused(
+            f"the noise multiplier is {found:.4g} in one of its rounds, and this client asks for {consent.least_noise:g}"
+        )
+
+
+def require_price(accepted: Judged, plan: Plan | Raw) -> None:
+    """Refuse a round of DP-SGD that costs more than any that was planned, in views where those were charged in advance.
+
+    There a plan adapts to what the server sends, and nothing else asks what it costs.
+
+    Raises:
+        ConsentRefused: it does.
+    """
+    s = accepted.setting
+    if s.scope.view is View.SERVER or not isinstance(plan, LocalDpSgd):
+        return
+    event = event_of(plan, s.layout, s.scope, rate=None)
+    if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):
+        raise ConsentRefused(f"this round would cost {event}, and no round of the run that was consented to costs so much")
+
+
+def _covers(planned: Event, event: Event) -> bool:
+    """Whether rounds of DP-SGD that were charged as `planned` hold one that costs `event`."""
+    return (
+        isinstance(planned, SampledGaussian)
+        and isinstance(event, SampledGaussian)
+        and event.rate <= planned.rate
+        and event.count <= planned.count
+        and event.noise_multiplier >= planned.noise_multiplier * (1 - ROUNDING)
+    )
+
+
+def _refuse_code(config: Config) -> None:
+    """Nothing that a server sends is run, and no file that it names is opened."""
+    named = [*config.code, *([config.task.name] if isinstance(config.task, PluginTask) else [])]
+    if isinstance(config.method, PluginMethod):
+        named.append(config.method.name)
+    if named:
+        raise ConsentRefused(f"the run needs code of its own ({', '.join(named)}), and this client runs none that a server names")
+    if config.data.handed_over:
+        raise ConsentRefused("data.handed_over: the server's program made the data, and this client has its own")
+    if not config.model.plain:
+        raise ConsentRefused("model: only networks of fedveil itself, built by name, are run here")
+
+
+def _refuse_work(limits: Limits, config: Config) -> None:
+    """Refuse more work than the client agreed to, before any of it is done."""
+    population, training = population_of(config), config.training
+    epochs = training.local_epochs if training.local_steps is None else 0
+    batches = -(-population.records // training.batch_size)
+    asked = {
+        "training.rounds": (training.rounds, "rounds"),
+        "data.partition: the number of clients": (population.clients, "clients"),
+        "training.local_steps": (training.local_steps or epochs * batches, "steps"),
+        "training.local_epochs": (epochs, "steps"),
+        **{f"model.{key}": (value, "parameters") for key, value in _whole(config.model.options.model_dump())},
+        **{f"method.{key}": (value, "steps") for key, value in _whole(config.method.model_dump()) if not key.endswith("seed")},
+    }
+    if not (wrong := _beyond(limits, asked)):
+        layout = layout_of(config, population.data)
+        wrong = _beyond(limits, {"model: the number of parameters": (layout.dimension, "parameters")})
+    if wrong:
+        raise ConsentRefused(f"{wrong} of this client's consent: a smaller run, or a larger limit in consent.toml")
+
+
+def _beyond(limits: Limits, asked: dict[str, tuple[int, str]]) -> str:
+    """The first number that is above its limit."""
+    found = ((key, value, name, getattr(limits, name)) for key, (value, name) in asked.items())
+    return next((f"{key} is {value:,}, and limits.{name} is {most:,}" for key, value, name, most in found if value > most), "")
+
+
+def _whole(options: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers among options, those in lists with the name of the list."""
+    for key, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if type(one) is int:
+                yield key, one
+
+
+def _refuse_columns(consent: Consent, config: Config) -> None:
+    """Nothing of the client's table is read but what it named."""
+    source = config.data.source
+    if consent.data.file is None or not isinstance(source, TableSource):
+        return
+    latest = [] if source.test is None or source.test.latest is None else [source.test.latest]
+    owner = [] if consent.data.part is None or source.client is None else [source.client]
+    asked = dict.fromkeys([*source.features, *source.targets, *latest, *owner])
+    if others := [column for column in asked if column not in consent.data.columns]:
+        raise ConsentRefused(f"data.source: this client's consent does not allow the columns {', '.join(others)}")

@@ -1,0 +1,162 @@
+"""Data where a run is spread over machines: the server has what is public, a client has its own examples, and nobody has both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedveil.data.dataset import Dataset, standardise
+from fedveil.data.load import load
+from fedveil.data.own.data_source import TableSource
+from fedveil.data.partition import ClientIndices, Partition
+from fedveil.data.split import client_test_split
+from fedveil.errors import ConfigError
+from fedveil.experiment.assembly import Prepared, prepare
+from fedveil.federation.clients import Clients
+from fedveil.methods.method import weighting_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.data.catalogue import Info
+    from fedveil.experiment.experiment import DataSpec, Experiment
+
+
+def public_part(experiment: Experiment) -> Prepared:
+    """What the server has: the public test set, and no example of any client. All numbers come from the configuration.
+
+    Of `data.source` the test file alone is opened.
+
+    Raises:
+        ConfigError: there is no public test set, something public would be taken from the clients' examples, or clients would
+            weigh by how many these are.
+    """
+    spec, method = experiment.data, experiment.method
+    if weighting_of(method) == "examples":
+        raise ConfigError(
+            f"method.weighting: {method.name} weighs clients by their examples here, and over several machines the server does "
+            f"not know how many these are: choose a method, or a variant, that weighs all clients the same"
+        )
+    if spec.section.public_fraction:
+        raise ConfigError(
+            f"data.public_fraction = {spec.section.public_fraction:g} takes examples of the training set, and over several "
+            f"machines nobody has that: leave it out"
+        )
+    if spec.section.source is None:
+        dataset = load(spec.section.name, spec.section.data_dir, spec.section.download)
+        if (features := spec.features) is not None:
+            dataset = features.of(dataset)
+    else:
+        test = _table(spec).test_file
+        if test is None:
+            raise ConfigError("data.source.test_file: missing; over several machines the server has a public one of its own")
+        dataset = _only(spec, test)
+    return _prepared(experiment, dataset, {})
+
+
+def own_part(
+    experiment: Experiment, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
+) -> Prepared:
+    """What one client has: its own examples, as those of client number `client`, and nobody else's.
+
+    Args:
+        file: all of it is this client's; it takes the place of that of `data.source`. None: its part of the configured partition.
+        part: of the file, too, its part of the configured partition alone is this client's.
+        tell: called with a line about rows that take no part.
+
+    Raises:
+        ConfigError, DataError: there are no such data.
+    """
+    spec = experiment.data
+    if file is None or part:
+        if file is not None:
+            source = _table(spec).model_copy(update={"file": file, "test_file": file})
+            spec = replace(spec, section=spec.section.model_copy(update={"source": source}))
+        whole = prepare(spec)
+        tests = None if whole.client_tests is None else whole.client_tests.alone(client)
+        return replace(_prepared(experiment, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)
+    if experiment.setting.example_clip is not None:
+        dataset, fits = _row_by_row(experiment, file, tell)
+    else:
+        dataset = _only(spec, file)
+        fits = np.ones(len(dataset.y_train), np.bool_)
+    alone = _prepared(experiment, dataset, {client: np.arange(len(fits))})
+    partition, tests = alone.partition, None
+    if spec.section.client_test_fraction:
+        partition, own = client_test_split(partition, spec.section.client_test_fraction, seed=spec.seed)
+        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
+    kept = partition.clients[client]
+    return replace(_prepared(experiment, dataset, {client: kept[fits[kept]]}), client_tests=tests)
+
+
+def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) -> tuple[Dataset, NDArray[np.bool_]]:
+    """All rows of a client's own file, and which of them are as configured; the others keep their places, and hold zeros.
+
+    DP-SGD counts on it that a record moves nothing but its own gradient. Read together, one value that does not fit would keep
+    all rows of the client from training; and so would one on which the network fails when it is tried on examples of the test
+    set. So that is an example of nobody.
+    """
+    info, source = experiment.population.data, _of_client(experiment.data, file)
+    found = list(source.rows())
+    x, y = _zeros(info, len(found))
+    for i, row in enumerate(found):
+        if not isinstance(row, str):
+            x[i], y[i] = row
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(standardise(x, info)).reshape(len(x), -1).all(1)
+    x[~finite] = 0
+    fits = finite & np.array([not isinstance(row, str) for row in found])
+    if not fits.all():
+        row = found[int(fits.argmin())]
+        why = row if isinstance(row, str) else "numbers beyond float32 when they are normalised"
+        tell(f"{(~fits).sum()} of {len(fits)} rows are not as the configuration says, and take no part; the first: {why}")
+    return Dataset(info, x, y, *_zeros(info, 1)), fits
+
+
+def no_part(experiment: Experiment) -> Prepared:
+    """What a client has whose own examples are not as configured: none, so that whatever it releases is zero and noise."""
+    info = experiment.population.data
+    x, y = _zeros(info, 1)
+    return _prepared(experiment, Dataset(info, x, y, x, y), {})
+
+
+def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """So many inputs and targets that say nothing."""
+    x = np.zeros((count, *info.input_shape), "int64" if info.vocabulary else "float32")
+    return x, np.zeros((count, *info.target.shape), info.target.dtype)
+
+
+def _prepared(experiment: Experiment, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
+    population, nothing = experiment.population, np.empty(0, np.int64)
+    each = [parts.get(c, nothing) for c in range(population.clients)]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in each])]).astype(np.int64)
+    partition = Partition(
+        ClientIndices(np.concatenate(each), offsets), experiment.data.section.partition["kind"], experiment.seed
+    )
+    clients = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, partition.clients)
+    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
+    return Prepared(dataset, partition, clients, None, test, None, population)
+
+
+def _table(spec: DataSpec) -> TableSource:
+    source = spec.section.source
+    if not isinstance(source, TableSource):
+        raise ConfigError(
+            f"data.name = {spec.section.name!r}: over several machines each with files of its own, data.source must be a table; "
+            f"data of fedveil itself can be divided among them (data.part in the consent)"
+        )
+    return source
+
+
+def _of_client(spec: DataSpec, file: str) -> TableSource:
+    """A file with the columns of `data.source`, for training and for testing alike."""
+    return _table(spec).model_copy(update={"file": file, "test_file": file, "client": None})
+
+
+def _only(spec: DataSpec, file: str) -> Dataset:
+    """All rows of such a file."""
+    return _of_client(spec, file).examples(spec.section.name)

@@ -1,0 +1,410 @@
+"""A client's process: its data, consent and ledgers, and the answers to offers and rounds.
+
+What it agreed to is pinned on its disk, by run. Another configuration under the same name is refused, also after a restart.
+
+    FOLDER/lifetime-VIEW.sqlite   what all its runs cost (see `client_ledger`)
+    FOLDER/runs/RUN/offer.json    what it consented to; ledger.sqlite: its releases; states/: what it keeps
+
+The SuperNode carries messages, and runs nothing. It is started again whenever it ends: before the client is admitted, and for a
+minute after a SuperNode with the same key was lost, the server turns it away (Flower's exit 305).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, Queue
+from subprocess import Popen
+from typing import TYPE_CHECKING
+
+from fedveil import __version__
+from fedveil.accounting.types import at_most
+from fedveil.deploy.client_ledger import ClientLedger
+from fedveil.deploy.client_node import ClientNode, ClientStates
+from fedveil.deploy.consent import Consent, ConsentRefused, Judged, judged, judged_in_time, require_noise, require_price
+from fedveil.deploy.deployed_data import no_part, own_part
+from fedveil.deploy.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
+from fedveil.deploy.network_folder import check_readable
+from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
+from fedveil.deploy.programs import Program, ended_by_signal, free_port, running
+from fedveil.deploy.round_messages import TaskMessage, read_task
+from fedveil.deploy.server_clock import clocks_that_differ
+from fedveil.deploy.wire_format import WireError, printable
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.assembly import federation
+from fedveil.experiment.rehearsal import rehearsed
+from fedveil.experiment.run_directory import claimed
+from fedveil.federation.plain_state import sync_folder, write_whole
+from fedveil.ledger.files import head_path, owner_only_folder
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.method import participation_of
+from fedveil.statement.statement_layout import to_markdown
+
+if TYPE_CHECKING:
+    from fedveil.experiment.assembly import Prepared
+    from fedveil.experiment.experiment import Experiment
+    from fedveil.mechanism.plan import Plan, Raw
+
+
+_log = logging.getLogger(__name__)
+
+
+class JoinedClient:
+    """One client, for all runs that a server asks it for.
+
+    Args:
+        folder: its own, of mode 700. consent: what it agrees to. tell: called with a line for each thing that happens.
+        check: show what is offered, and refuse it; `fits` says then whether this client would take part with all of its data.
+    """
+
+    def __init__(
+        self, folder: Path, consent: Consent, tell: Callable[[str], None] = lambda line: None, *, check: bool = False
+    ) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
+        self.has_looked, self.fits = False, False
+        self._refused: dict[str, str] = {}
+        self.ledger = ClientLedger(folder, consent)
+        self._nodes: dict[str, ClientNode] = {}
+
+    def answer(self, parts: list[bytes]) -> bytes:
+        """The answer to a message: one part is an offer, two are a round.
+
+        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it. An offer is
+        judged before, so that one which takes long keeps nobody up.
+
+        Raises:
+            WireError: it is neither, or of a run that this client has not consented to.
+        """
+        if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
+            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
+        if len(parts) == 1:
+            return self._answer_offer(read_offer(parts[0]))
+        if len(parts) != 2:
+            raise WireError("a message has one part or two")
+        task = read_task(parts[1])
+        with claimed(self.folder, wait=True):
+            answer = self._node(task).answer(*parts)
+        self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
+        return answer
+
+    def consented(self, offer: Offer) -> float:
+        """Judge an offer, and pin it; returns the epsilon that the client has certified.
+
+        The client's examples are not looked at: what is answered costs nothing, and so must not depend on them.
+
+        Raises:
+            FedveilError: it is refused, with the reason; nothing was charged.
+        """
+        if offer.fedveil != __version__:
+            raise ConsentRefused(
+                f"the server has fedveil {printable(offer.fedveil)}, and this client {__version__}: install the same version on "
+                f"both sides"
+            )
+        self._require_unchanged(offer)
+        accepted = judged_in_time(self.consent, offer.parsed())
+        with claimed(self.folder, wait=True):
+            return self._admitted(accepted, offer, self._require_unchanged(offer))
+
+    def _require_unchanged(self, offer: Offer) -> bool:
+        """Whether the client consented to the offer before; raises ConsentRefused where that was another one of its name."""
+        pinned = self._pinned(offer.run)
+        if pinned is not None and pinned.digest != offer.digest:
+            raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
+        return pinned is not None
+
+    def _admitted(self, accepted: Judged, offer: Offer, pinned: bool) -> float:
+        """Pin and charge an offer that was judged; returns its epsilon."""
+        if offer.client >= accepted.setting.clients:
+            raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
+        if self.consent.data.part is not None and self.consent.data.part != offer.client:
+            raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
+        if self.check:
+            self.fits = self._look(accepted, offer)
+            raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
+        if not pinned:
+            self.ledger.require_unknown(accepted, offer.run)
+            self.ledger.check(accepted, offer.run, offer.client)
+            self._pin(offer)
+        self.ledger.admit(accepted, offer.run, offer.client)  # after the pin: the run was charged for this configuration alone
+        return accepted.statement.proven.epsilon
+
+    def _answer_offer(self, offer: Offer) -> bytes:
+        try:
+            epsilon = self.consented(offer)
+        except FedveilError as problem:
+            why = printable(problem.__cause__ or problem)  # the cause stays here
+            if problem.__cause__ is not None and str(problem) != why:
+                why = f"{why} ({printable(problem)})"
+            if self._refused.get(offer.run) != why:  # it is offered again and again
+                self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
+            self._refused[offer.run], self.has_looked = why, self.check
+            return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
+        except Exception:  # whose words may tell of the data
+            _log.exception("the offer of run %s", offer.run)
+            return refusal_bytes(offer, "an error at the client, which its own log describes")
+        self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {at_most(epsilon)}")
+        return consent_bytes(offer, epsilon)
+
+    def _node(self, task: TaskMessage) -> ClientNode:
+        if task.run not in self._nodes:
+            offer = self._pinned(task.run)
+            if offer is None:
+                raise WireError(f"a round of run {task.run}, to which this client has not consented")
+            self._nodes[task.run] = self._made(offer)
+        return self._nodes[task.run]
+
+    def _made(self, offer: Offer) -> ClientNode:
+        folder, accepted = self._run_folder(offer.run), judged(self.consent, offer.parsed())
+        experiment = accepted.experiment
+        path = folder / "ledger.sqlite"
+        if not path.exists() and not head_path(path).exists():
+            Ledger.create(path, offer.run, {"offer": offer.digest}).close()
+        population = self.ledger.admit(accepted, offer.run, offer.client)
+        try:
+            own = self._own(offer, experiment)
+            network = rehearsed(experiment, own, whole=False)  # the server has rehearsed a round
+            job = federation(experiment, own, path, offer.run, network, population)
+        except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
+            _log.info("the data of run %s", offer.run, exc_info=True)
+            why = printable(problem)
+            self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
+            own = no_part(experiment)
+            network = rehearsed(experiment, own, whole=False)
+            job = federation(experiment, own, path, offer.run, network, population)
+        states = ClientStates(folder / "states")
+
+        def require(plan: Plan | Raw) -> None:
+            require_noise(self.consent, accepted.setting, plan)
+            require_price(accepted, plan)
+
+        rule = participation_of(accepted.method, accepted.setting)
+        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
+
+    def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
+        data = self.consent.data
+
+        def tell(line: str) -> None:
+            self.tell(f"run {offer.run}: {line}")
+
+        return own_part(experiment, offer.client, data.file, tell, part=data.part is not None)
+
+    def _look(self, accepted: Judged, offer: Offer) -> bool:
+        """Tell the operator what consenting would mean, and whether the data fit; raises ConsentRefused beyond the lifetime."""
+        self.tell(to_markdown(accepted.statement))
+        self.ledger.check(accepted, offer.run, offer.client)
+        try:
+            self._own(offer, accepted.experiment)
+        except FedveilError as problem:
+            self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
+            return False
+        return True
+
+    def _pin(self, offer: Offer) -> None:
+        """Keep the offer; when this returns, it is on the disk."""
+        folder, kept = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
+        write_whole(folder / "offer.json", json.dumps(kept).encode())
+        for listed in (folder, folder.parent, self.folder):
+            sync_folder(listed)
+
+    def _run_folder(self, run: str) -> Path:
+        return owner_only_folder(owner_only_folder(self.folder / "runs") / run)
+
+    def _pinned(self, run: str) -> Offer | None:
+        path = self.folder / "runs" / run / "offer.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Offer(kept["run"], kept["client"], kept["config"])
+
+
+_POLL = 0.2
+_RETRY = 10.0
+_FAREWELL = 5.0
+"""Seconds that an answer has to leave after which the client ends."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How a client reaches its server.
+
+    Args:
+        server: host:port. authority: the certificate `ca.pem` that the server's operator handed over. key: its private key.
+        folder: its own, for ledgers and states. check: show what is offered, and take no part.
+        tell: called with a line for each thing that happens. until: asked between messages whether to end.
+    """
+
+    server: str
+    authority: Path
+    key: Path
+    folder: Path
+    check: bool = False
+    tell: Callable[[str], None] = lambda line: None
+    until: Callable[[], bool] = lambda: False
+
+
+def join(consent: Consent, joining: Joining) -> bool:
+    """Answer offers and rounds, until it is told to end.
+
+    Returns:
+        With `check`, whether this client would take part in what was offered, with all of its data.
+
+    Raises:
+        ConfigError: certificate or key are missing, or something else; or another process takes part there with this folder.
+            FedveilError: Flower is not there.
+    """
+    for what, path in (("--ca", joining.authority), ("--key", joining.key)):
+        if not path.is_file():
+            raise ConfigError(f"{what} {path}: there is no such file")
+    host, _, port_of_server = joining.server.rpartition(":")
+    if not (host and port_of_server.isdecimal() and 0 < int(port_of_server) < 65536):
+        raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
+    require_fleet_routes()
+    check_readable(joining.authority, joining.key)
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    client, port = JoinedClient(joining.folder, consent, joining.tell, check=joining.check), free_port()
+    expected = hashlib.sha256(bundle()).hexdigest()
+
+    def tell(line: str) -> None:
+        clocks = clocks_that_differ(host, int(port_of_server))
+        joining.tell(line + (f" ({clocks})" if clocks else advice(line, joining)))
+
+    with ExitStack() as stack:
+        secret = stack.enter_context(_alone(joining))
+        endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
+        stack.enter_context(ended_by_signal())
+        supernode = stack.enter_context(running(_supernode(joining, port, secret, consent.limits.memory), tell, _RETRY))
+        queue = TaskQueue(endpoint, "flwr-clientapp")
+        asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
+
+        refused = ""
+
+        def refuse(reason: str) -> None:  # the server offers again and again
+            nonlocal refused
+            if reason != refused:
+                joining.tell(f"a message was refused: {printable(reason)}")
+            refused = reason
+
+        joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
+        try:
+            end = math.inf
+            while not joining.until() and time.monotonic() < end:
+                token = queue.take()
+                if token is not None:
+                    carried = (endpoint, token, expected, asked, supernode.process, refuse)
+                    threading.Thread(target=_carry, args=carried, daemon=True).start()
+                with suppress(Empty):
+                    _answer(client, *asked.get(timeout=_POLL))
+                if client.has_looked:
+                    end = min(end, time.monotonic() + _FAREWELL)
+        finally:
+            queue.close()
+    return client.fits
+
+
+@contextmanager
+def _alone(joining: Joining) -> Iterator[Path]:
+    """The secret of this process, in a file that no other one at the same server with the same folder can have.
+
+    The claim lies in the kernel and ends with the process, however it ends.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    where = re.sub(r"[^A-Za-z0-9.]+", "-", joining.server)
+    owner = joining.folder / f"joined-{where}"
+    descriptor = os.open(owner, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise ConfigError(
+                f"--dir {joining.folder}: another process (its number: {holder}) has joined {joining.server} with it, and "
+                f"goes on: end it first; another client needs a --dir and a --key of its own"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        secret = joining.folder / f"secret-{where}"
+        write_whole(secret, secrets.token_bytes(32))
+        yield secret
+    finally:
+        os.close(descriptor)
+
+
+def advice(line: str, joining: Joining) -> str:
+    """What to do where Flower's own words name no cause, or nothing."""
+    unknown = (
+        f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net admit` and starts the "
+        f"server again; this client tries again every {_RETRY:g} seconds"
+    )
+    found = {
+        "must be registered": unknown,
+        "404 Not Found": unknown,
+        "activate SuperNode": f"this key is not admitted, or was online a moment ago. Not admitted: send {joining.key}.pub to "
+        f"the server's operator, who runs `fedveil net admit` and starts the server again. Admitted: the server counts an "
+        f"earlier connection for up to a minute, and one of another process with this key for ever. This client tries again "
+        f"every {_RETRY:g} seconds",
+        "CERTIFICATE_VERIFY_FAILED": f"the certificate at {joining.server} is not of the authority in {joining.authority}: ask "
+        f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
+    }
+    return next((f" ({said})" for words, said in found.items() if words in line), "")
+
+
+def _carry(
+    endpoint: Endpoint,
+    token: str,
+    expected: str,
+    asked: Queue[tuple[list[bytes], Future[bytes]]],
+    supernode: Popen[bytes] | None,
+    refuse: Callable[[str], None],
+) -> None:
+    """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
+    try:
+        if reason := answer_message(endpoint, token, expected, partial(_through, asked)):
+            refuse(reason)
+    except Exception as problem:  # of the connection: the message is lost, the client stays
+        _log.warning("a message was lost: %s", problem)
+        if supernode is not None:  # which would wait for this answer for ever; started again, it is asked anew
+            supernode.terminate()
+
+
+def _through(asked: Queue[tuple[list[bytes], Future[bytes]]], parts: list[bytes]) -> bytes:
+    """The answer, made by the thread that has the ledgers."""
+    answer: Future[bytes] = Future()
+    asked.put((parts, answer))
+    return answer.result()
+
+
+def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> None:
+    try:
+        answer.set_result(client.answer(parts))
+    except WireError as problem:
+        answer.set_exception(problem)
+    except Exception:  # whose words may tell of the data
+        _log.exception("a message was not answered")
+        answer.set_exception(WireError("an error at the client, which its own log describes"))
+
+
+def _supernode(joining: Joining, port: int, secret: Path, memory: int) -> Program:
+    command = ["flower-supernode", "--superlink", joining.server, "--root-certificates", str(joining.authority)]
+    command += ["--auth-supernode-private-key", str(joining.key), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    return Program(command, joining.folder / "flower", joining.folder / "supernode.log", memory=memory)

@@ -1,0 +1,269 @@
+"""The messages before the first round, and the clients that the server asks: admitted, online, and consenting.
+
+OFFER     from the server: the run, the client's number, the whole configuration, and its fedveil
+CONSENT   from the client: the digest of the offer, and the epsilon that it has certified by itself
+REFUSAL   from the client: why not
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fedveil import __version__
+from fedveil.data.partition import checked_options
+from fedveil.deploy.grid_engine import GONE
+from fedveil.deploy.wire_format import (
+    Kind,
+    WireError,
+    WireMessage,
+    decoded,
+    digest,
+    encoded,
+    require_parts,
+    run_name,
+    text,
+    whole_number,
+)
+from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, flat, parse
+
+LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
+"""Keys of a configuration that concern one machine alone, and are not offered."""
+_MOST = 2**20
+"""Bytes of an offer: one with 10,000 columns has a third of that."""
+ONLY_LOOKS = "this client only looks at what is offered (--check)"
+"""Its reason to refuse: it is no refusal of the run, and the client may come back."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A run that a client is asked to take part in. config: nested dict of plain values. fedveil: the version of who asks."""
+
+    run: str
+    client: int
+    config: dict[str, Any]
+    fedveil: str = __version__
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is asked, whoever's version asks it."""
+        return hashlib.sha256(offer_bytes(replace(self, fedveil=""))).hexdigest()
+
+    def parsed(self) -> Config:
+        """The configuration, checked.
+
+        Raises:
+            WireError: it is none, or this side would fill in what it leaves open, by defaults that may not be the server's.
+        """
+        try:
+            found = parse(json.loads(json.dumps(self.config)))
+            here = offer_of(self.run, self.client, found).config
+        except ConfigError as problem:
+            raise WireError(f"an offer whose configuration cannot be accepted: {problem}") from None
+        if here != self.config:
+            ours, theirs = flat(here), flat(self.config)
+            keys = [k for k in sorted(ours.keys() | theirs.keys()) if k not in theirs or ours.get(k, ...) != theirs[k]]
+            raise WireError(
+                f"an offer that does not say {', '.join(keys) or 'all'} as this client's fedveil would: install the same fedveil "
+                f"on both sides"
+            )
+        return found
+
+
+def offer_of(run: str, client: int, config: Config) -> Offer:
+    """The offer of a configuration, with all defaults, and without what concerns the server's machine alone."""
+    whole = config.resolved() | {"task": config.task.model_dump(mode="json")}
+    whole["model"] |= config.model.options.model_dump(mode="json")
+    whole["data"]["partition"] |= checked_options(config.data.partition).model_dump(mode="json")
+    for section, keys in LEFT_OUT.items():
+        for key in keys:
+            whole[section].pop(key)
+    if config.data.source is not None:
+        source = config.data.source.model_dump(mode="json", exclude={"name", "test_file"})
+        whole["data"]["source"] = source | {"file": "the client's own"}
+    return Offer(run, client, whole)
+
+
+def _fields(offer: Offer) -> dict[str, Any]:
+    return {"run": offer.run, "client": offer.client, "config": offer.config, "fedveil": offer.fedveil}
+
+
+def offer_bytes(offer: Offer) -> bytes:
+    """The message on the wire."""
+    return encoded(WireMessage(Kind.OFFER, _fields(offer)))
+
+
+def read_offer(content: bytes) -> Offer:
+    """The offer that the server sent; raises WireError."""
+    if len(content) > _MOST:
+        raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
+    message = decoded(content, Kind.OFFER)
+    require_parts(message, ("run", "client", "config", "fedveil"))
+    config = message.fields.get("config")
+    if type(config) is not dict:
+        raise WireError("an offer without a configuration")
+    return Offer(run_name(message), whole_number(message, "client"), config, text(message, "fedveil"))
+
+
+def consent_bytes(offer: Offer, epsilon: float) -> bytes:
+    """The client's consent on the wire."""
+    return encoded(
+        WireMessage(Kind.CONSENT, {"run": offer.run, "client": offer.client, "offer": offer.digest, "epsilon": epsilon})
+    )
+
+
+def refusal_bytes(offer: Offer, reason: str) -> bytes:
+    """The client's refusal on the wire."""
+    shown = "".join(c if c.isprintable() else " " for c in reason)[:1000]
+    return encoded(WireMessage(Kind.REFUSAL, {"run": offer.run, "client": offer.client, "reason": shown}))
+
+
+def read_consent(content: bytes, offer: Offer) -> str:
+    """Why the client refuses, or an empty string where it consents to this very offer; raises WireError."""
+    message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
+    consents = message.kind is Kind.CONSENT
+    require_parts(message, ("run", "client", *(("offer", "epsilon") if consents else ("reason",))))
+    if (text(message, "run"), whole_number(message, "client")) != (offer.run, offer.client):
+        raise WireError("an answer to another offer")
+    if not consents:
+        return text(message, "reason")
+    epsilon = message.fields["epsilon"]
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        raise WireError("a consent whose epsilon is no finite number")
+    if digest(message, "offer") != offer.digest:
+        raise WireError("a consent to another configuration")
+    return ""
+
+
+class Reach(Protocol):
+    """Clients who are online, and how messages reach them."""
+
+    @property
+    def online(self) -> Collection[int]:
+        """Their numbers."""
+        ...
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
+        """As `Exchange.answers`."""
+        ...
+
+
+AGAIN = 60.0
+"""Seconds after which a client that refused, or a round that nobody answered, is asked again."""
+_LOOK = 1.0
+SILENT = "it has not joined, or did not answer"
+
+
+@dataclass
+class ConsentingClients:
+    """An `Exchange` with those clients that were admitted, are online, and have consented.
+
+    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, once as long as it
+    is the same, and asked again when it was away, as for another consent, or after AGAIN seconds. One that only looks (`fedveil
+    join --check`) is offered it again when it comes back. One whose machine
+    answers with an error is offered it again and again, and named once as long as the error is the same.
+
+    A round in which nobody is yet is asked again when a client comes, or after AGAIN seconds: once where clients are there whom
+    it does not ask, and until somebody answers where there are none.
+
+    Args:
+        reach: how those who are online are reached. offered: makes the offer to a client. clients: how many the run has.
+        tell: called with a line for each thing that happens. sleep: called with the seconds between two looks at who is there.
+    """
+
+    reach: Reach
+    offered: Callable[[int], Offer]
+    clients: int
+    tell: Callable[[str], None]
+    sleep: Callable[[float], None] = time.sleep
+    refused: dict[int, str] = field(default_factory=dict)
+    consented: set[int] = field(default_factory=set)
+    looked: set[int] = field(default_factory=set)
+    unanswered: dict[int, str] = field(default_factory=dict)
+    _asked: dict[int, float] = field(default_factory=dict)
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
+        """As `Exchange.answers`."""
+        self.offer(self._open(set(messages)))
+        asked = {client: parts for client, parts in messages.items() if client in self.consented}
+        found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, SILENT) for c in messages}
+        found |= self.reach.answers(asked)
+        self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
+        return found
+
+    def again(self, clients: Set[int], tries: int) -> bool:
+        """Wait for a client of a round in which there is none yet, and say whether they are to be asked again.
+
+        Args:
+            tries: how often they were asked before.
+        """
+        others = set(range(self.clients)) - clients
+        if tries:
+            self.offer(self._open(others))
+            if others & self.consented & set(self.reach.online):
+                return False
+        else:
+            self.tell(f"the round waits for the first answer of its {len(clients)} clients, and asks again every minute")
+        there, end = set(self.reach.online), time.monotonic() + AGAIN
+        while time.monotonic() < end and not (now := set(self.reach.online)) - there:
+            there = now
+            self.sleep(_LOOK)
+        return True
+
+    def gather(self, clients: set[int], count: int, wait: Callable[[], None]) -> None:
+        """Offer the run to clients as they come, until so many of those online have consented; no other answer counts.
+
+        Args:
+            wait: called between two looks at who is online.
+        """
+        shown = (-1, -1, -1)
+        while True:
+            online = set(self.reach.online)
+            self.looked &= online
+            self.offer(self._open(clients) - self.looked)
+            if shown != (now := (len(online & self.consented), len(self.refused), len(self.looked))):
+                others = "".join(f"; {many} {did}" for many, did in zip(now[1:], ("refused", "only looked"), strict=True) if many)
+                self.tell(f"{now[0]} clients have consented, {count} are waited for{others}")
+                shown = now
+            if now[0] >= count:
+                return
+            wait()
+
+    def _open(self, clients: set[int]) -> set[int]:
+        """Those of them that are to be asked."""
+        for client in self._asked.keys() - set(self.reach.online):
+            del self._asked[client]
+        now = time.monotonic()
+        return {c for c in clients - self.consented if c not in self._asked or now > self._asked[c] + AGAIN}
+
+    def offer(self, clients: set[int]) -> None:
+        """Offer the run to clients that have not consented."""
+        offers = {c: self.offered(c) for c in sorted(clients & set(self.reach.online))}
+        for client, answer in self.reach.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
+            if isinstance(answer, str):
+                if self.unanswered.get(client) != answer:
+                    self.tell(f"client {client}: {answer}")
+                self.unanswered[client] = answer
+                continue
+            self.unanswered.pop(client, None)
+            try:
+                reason = read_consent(answer, offers[client])
+            except WireError as problem:
+                reason = str(problem)
+            if reason == ONLY_LOOKS:
+                self.looked.add(client)
+                self.tell(f"client {client}: {reason}")
+            elif reason:
+                self._asked[client], said = time.monotonic(), f"refused to take part: {reason}"
+                if self.refused.get(client) != said:
+                    self.tell(f"client {client} {said}")
+                self.refused[client] = said
+            else:
+                self.refused.pop(client, None)
+                self.consented.add(client)

@@ -1,0 +1,189 @@
+"""The server's process: it has the configuration, the public test set and the run directory, and reaches its clients by Flower.
+
+It starts the SuperLink (`superlink`), which carries messages, and starts it again if it ends. The run itself is here, and is
+resumed like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from typing import TYPE_CHECKING, Any
+
+from fedveil.deploy.careful_grid import LastingGrid
+from fedveil.deploy.deployed_data import public_part
+from fedveil.deploy.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
+from fedveil.deploy.grid_engine import GridEngine, GridExchange
+from fedveil.deploy.network_folder import public_key_of
+from fedveil.deploy.offers import ConsentingClients, offer_of
+from fedveil.deploy.programs import Program, ended_by_signal, require_free, running
+from fedveil.deploy.superlink import hearing
+from fedveil.deploy.wire_format import printable
+from fedveil.errors import FedveilError
+from fedveil.experiment.resolve import resolve, resolve_here, with_run
+from fedveil.experiment.result import Result
+from fedveil.experiment.run import train
+from fedveil.experiment.shared_budget import affordable
+from fedveil.mechanism.mechanisms import STATE_FILE
+
+if TYPE_CHECKING:
+    from fedveil.deploy.network_folder import NetworkFolder
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.experiment import Experiment
+    from fedveil.federation.history import Row
+    from fedveil.federation.progress import Federation
+
+PATIENCE = 600.0
+"""Seconds that the server waits for an answer where the configuration says nothing else."""
+_POLL = 0.2
+_PATH = 100
+"""Bytes of the path of a socket that every system takes."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server does.
+
+    Args:
+        network: its folder. out: run directory. resume: go on with the run there. wait: clients that must be online first.
+        tell: called with a line for each thing that happens. on_round: with each row of the history.
+        on_up: called when clients can connect.
+    """
+
+    network: NetworkFolder
+    out: Path
+    resume: bool = False
+    wait: int = 1
+    tell: Callable[[str], None] = lambda line: None
+    on_round: Callable[[Row], None] | None = None
+    on_up: Callable[[], None] = lambda: None
+
+
+def serve(config: Config, serving: Serving) -> Result:
+    """Train as configured with the clients of a network.
+
+    Raises:
+        FedveilError: as `run`; or the network does not come up.
+    """
+    require_fleet_routes()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
+    experiment = resolve(config)
+    prepared = public_part(experiment)
+    if prepared.population.clients > len(keys):
+        raise FedveilError(
+            f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
+            f"others with fedveil net admit KEY.pub, or set the number of clients"
+        )
+    if not serving.resume:
+        affordable(experiment, "serve")
+    config = with_run(config, engine="flower")
+    require_free(network.address, network.port)
+    _forget_earlier(network)
+    with ended_by_signal(), ExitStack() as stack:
+        inside = stack.enter_context(_socket(network))
+        stack.enter_context(hearing(inside, serving.tell))
+        link = _superlink(network, inside, answer_bytes(experiment))
+        stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
+        serving.on_up()
+        endpoint = Endpoint(inside, None, network.secret.read_bytes())
+        grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
+        timeout = experiment.engine.timeout or PATIENCE
+
+        def nodes() -> dict[int, int]:
+            clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
+            return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
+
+        reach = GridExchange(grid, nodes, timeout, _POLL)
+
+        def consenting(run: str) -> Callable[[Federation], GridEngine]:
+            number = prepared.population.clients
+            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell)
+            exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
+            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
+
+        with _named(link):
+            here = resolve_here(config, prepared.population, serving.out if serving.resume else None)
+            result = train(here, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
+    (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
+    return result
+
+
+def answer_bytes(experiment: Experiment) -> int:
+    """Bytes that a client's answer has at most: its integers in 8 bytes each, which no plan exceeds, and what is around them."""
+    return 8 * experiment.setting.layout.dimension + 2**18
+
+
+@contextmanager
+def _socket(network: NetworkFolder) -> Iterator[Path]:
+    """Where the server reaches its SuperLink: in the network's folder, or, where that path is too long for a socket, another."""
+    at = network.path.absolute() / "flower-superlink"
+    if len(bytes(at)) < _PATH:
+        try:
+            yield at
+        finally:
+            at.unlink(missing_ok=True)
+        return
+    with TemporaryDirectory(prefix="fedveil-", dir=None if len(gettempdir()) < _PATH - 40 else "/tmp") as folder:
+        yield Path(folder) / at.name
+
+
+def _forget_earlier(network: NetworkFolder) -> None:
+    """Remove the database that the SuperLink of fedveil 0.2 had, with what clients had sent."""
+    for path in network.path.glob("superlink.db*"):
+        path.unlink(missing_ok=True)
+
+
+def _superlink(network: NetworkFolder, inside: Path, answer: int) -> Program:
+    command = [Path(sys.executable).name, "-m", "fedveil.deploy.superlink", "--network", str(network.path)]
+    command += ["--port", str(network.port), "--socket", str(inside), "--answer-bytes", str(answer)]
+    return Program(command, network.path / "flower", network.path / "superlink.log", "flower-superlink")
+
+
+@contextmanager
+def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iterator[Any]:
+    """The grid of a new run of Flower, to which all keys are admitted.
+
+    Raises:
+        FedveilError: the SuperLink does not begin it.
+    """
+    control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
+    try:
+        with _named(link):
+            for client, key in keys.items():
+                control.register(key, f"client-{client}")
+            run, end = control.start_run(), time.monotonic() + PATIENCE
+        while (token := queue.take(run)) is None:
+            if time.monotonic() > end:
+                raise FedveilError(f"the SuperLink does not hand over its server task; its log is {link.log}: {link.why()}")
+            time.sleep(_POLL)
+    finally:
+        control.close()
+        queue.close()
+    with server_grid(endpoint, token) as grid:
+        yield grid
+
+
+@contextmanager
+def _named(link: Program) -> Iterator[None]:
+    """Tell of what fails in Flower in its own words, and where its log is.
+
+    Raises:
+        FedveilError: in the place of an error of the connection, or of what it answers.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
+        raise FedveilError(
+            f"Flower's SuperLink failed ({printable(said)}); its log is {link.log}: {link.why()}; go on with --resume"
+        ) from problem

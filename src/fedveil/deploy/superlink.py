@@ -1,0 +1,373 @@
+"""Flower's SuperLink as a program of fedveil: all of it at a socket of its owner, the fleet's routes alone at the port.
+
+    python -m fedveil.deploy.superlink --network FOLDER --port PORT --socket PATH --answer-bytes N
+
+Flower serves the routes of its fleet, its control interface and its runtime at one port. Here the app has no port: the server's
+process reaches it at a socket in a folder of its own. The port is the program's own. It answers requests to the routes that a
+SuperNode needs, from admitted keys, and to everything else that there is no such route; it reads no body before that. What the
+SuperLink holds of a run is in the memory of this process, and nothing of it is on a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, NoReturn
+
+import h11
+
+from fedveil.deploy.flower_api import (
+    FLEET_ROUTES,
+    FLEET_UPLOADS,
+    carried,
+    clock_ahead,
+    has_message,
+    is_signed_by,
+    signer,
+    superlink_app,
+)
+from fedveil.deploy.network_folder import NetworkFolder, open_network, public_key_of
+from fedveil.deploy.server_clock import two_clocks
+
+HANDSHAKE = 30.0
+"""Seconds from a connection to the end of its first request's header, which has to be signed by an admitted key."""
+IDLE = 60.0
+"""Seconds between two requests of a connection."""
+LINGER, QUIET = 5.0, 0.5
+"""Seconds for which the rest of a refused request is thrown away, in all, and without a byte."""
+HEARD = 1.0
+"""Seconds after which the operator hears of a line at the latest."""
+SLOWEST = 2.0**14
+"""Bytes a second that a body needs at least, after the seconds of a header."""
+STRANGERS, EACH = 128, 16
+"""Connections that have not shown an admitted key, in all, and of one admitted key: more end the oldest."""
+_HEADER, _SMALL, _UPLOAD = 2**14, 2**18, 2**16 + 5 * 2**20
+"""Bytes of a header, of a body, and of one that brings a part of an answer (Flower sends 5 MiB at a time)."""
+_OUTSTANDING = 4
+"""Messages whose answers may be under way from one client."""
+_REASONS = {401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
+_DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
+_log = logging.getLogger(__name__)
+
+
+class _Unserved(Exception):
+    """A request that is not answered as a route of Flower; the connection ends with `status`."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+@dataclass
+class _Allowance:
+    """How many bytes of answers one client may still send: those of each message that it was handed, and no others."""
+
+    left: int = 0
+    sent: set[bytes] = field(default_factory=set)
+
+    def grant(self, answer: int) -> None:
+        """A message was handed out."""
+        self.left = min(self.left + answer, _OUTSTANDING * answer)
+        self.sent.clear()
+
+    def take(self, name: bytes, size: int) -> bool:
+        """Whether a part of an answer may come; one that comes again is counted once."""
+        if name in self.sent:
+            return True
+        if size > self.left:
+            return False
+        self.left -= size
+        self.sent.add(name)
+        return True
+
+
+class _Open:
+    """Connections by whose they are: where there are more than so many, the oldest of the one with the most is ended."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.tasks = most, dict[asyncio.Task[Any], Hashable]()
+
+    @contextmanager
+    def one(self, whose: Hashable) -> Iterator[None]:
+        """The task that runs this, as long as the block lasts."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks[task] = whose
+        try:
+            if len(self.tasks) > self.most:
+                (largest, _), *_ = Counter(self.tasks.values()).most_common(1)
+                oldest = next(other for other, name in self.tasks.items() if name == largest)
+                self.leave(oldest)
+                oldest.cancel()
+            yield
+        finally:
+            self.leave(task)
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Count it no more."""
+        self.tasks.pop(task, None)
+
+
+class FleetPort:
+    """What answers at the port.
+
+    Args:
+        app: Flower's. admitted: public keys (PEM) of the clients, in the order of their numbers.
+        answer: bytes that one answer has at most. tell: called with a line for the server's operator.
+    """
+
+    def __init__(self, app: Any, admitted: Sequence[bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
+        import httpx
+
+        self._tell, self._told, self._large = tell, set[bytes](), set[bytes]()
+
+        self.answer, self.admitted = answer, {key: _Allowance() for key in admitted}
+        self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
+        self._strangers, self._known = _Open(STRANGERS), {key: _Open(EACH) for key in self.admitted}
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
+        """Take connections for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError as problem:  # out of descriptors, or it was gone before it was taken
+                _log.warning("a connection could not be taken: %s", problem)
+                await asyncio.sleep(0.1)
+                continue
+            task = loop.create_task(self._connected(connection, address[0], context))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, connection: socket.socket, address: str, context: ssl.SSLContext) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2**17)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport: asyncio.BaseTransport | None = None
+        try:
+            with self._strangers.one(address):
+                async with asyncio.timeout(HANDSHAKE):
+                    transport, _ = await loop.connect_accepted_socket(
+                        lambda: protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE, ssl_shutdown_timeout=5
+                    )
+                    speaker = _Speaker(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+                    head = await speaker.head()
+                    key = self._key(head)
+                with self._known[key].one(key):
+                    self._strangers.leave(asyncio.current_task())  # type: ignore[arg-type]
+                    while True:
+                        await self._answered(speaker, head, key)
+                        async with asyncio.timeout(IDLE):
+                            head = await speaker.head()
+                        if self._key(head) != key:
+                            raise _Unserved(404)
+        except _Unserved as refusal:
+            with suppress(OSError, TimeoutError, EOFError, h11.ProtocolError):
+                await speaker.refuse(refusal.status)
+        except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.CancelledError):
+            pass
+        finally:
+            if transport is None:
+                connection.close()
+            elif isinstance(transport, asyncio.Transport):
+                transport.abort() if transport.is_closing() else transport.close()
+
+    def _key(self, head: h11.Request) -> bytes:
+        """The admitted key that signed a request to a route of the fleet."""
+        headers = dict(head.headers)
+        key = signer(headers)
+        if len(headers) < len(head.headers):  # of two headers of one name the app may take the other one
+            raise _Unserved(404)
+        allowed = head.method == b"POST" and head.target.decode("ascii", "replace") in FLEET_ROUTES and key in self.admitted
+        if not allowed or not is_signed_by(key, headers):
+            raise _Unserved(404)
+        if ahead := clock_ahead(headers, now := time.time()):
+            if key not in self._told:
+                self._tell(f"client {list(self.admitted).index(key)} is turned away: {two_clocks(now + ahead, now)}")
+            self._told.add(key)
+            raise _Unserved(401)
+        self._told.discard(key)
+        return key
+
+    def _refuse_large(self, key: bytes) -> NoReturn:
+        """Refuse what is longer than it may be; the operator hears of it once for each message that the client was handed."""
+        if key not in self._large:
+            self._tell(
+                f"client {list(self.admitted).index(key)} sends an answer that is too large, and is refused: one has at most "
+                f"{self.answer} bytes in this run"
+            )
+        self._large.add(key)
+        raise _Unserved(413)
+
+    async def _answered(self, speaker: _Speaker, head: h11.Request, key: bytes) -> None:
+        path, headers = head.target.decode(), dict(head.headers)
+        size = headers.get(b"content-length", b"")
+        uploads = path in FLEET_UPLOADS
+        coded = b"transfer-encoding" in headers  # its length would stand for nothing
+        if coded or not size.isdigit() or int(size) > (min(self.answer, _UPLOAD) if path == FLEET_UPLOADS[0] else _SMALL):
+            self._refuse_large(key)
+        async with asyncio.timeout(HANDSHAKE + int(size) / SLOWEST):
+            body = await speaker.body()
+        if uploads and not self.admitted[key].take(carried(path, body), len(body)):
+            self._refuse_large(key)
+        kept = [(name, value) for name, value in head.headers if name.lower() not in _DROPPED]
+        answer = await self._app.post(path, content=body, headers=kept, timeout=None)
+        if has_message(path, answer.content):
+            self.admitted[key].grant(self.answer)
+            self._large.discard(key)
+        async with asyncio.timeout(HANDSHAKE + len(answer.content) / SLOWEST):
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
+            await speaker.answer(answer.status_code, kept, answer.content)
+
+
+class _Speaker:
+    """HTTP on one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEADER)
+
+    async def _event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(2**16))
+        return event
+
+    async def head(self) -> h11.Request:
+        """The header of the next request; raises EOFError where none comes, or one that is too long."""
+        event = await self._event()
+        if not isinstance(event, h11.Request) or sum(len(name) + len(value) for name, value in event.headers) > _HEADER:
+            raise EOFError
+        return event
+
+    async def body(self) -> bytes:
+        """The body of the request."""
+        parts: list[bytes] = []
+        while not isinstance(event := await self._event(), h11.EndOfMessage):
+            if not isinstance(event, h11.Data):
+                raise EOFError
+            parts.append(bytes(event.data))
+        return b"".join(parts)
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
+        """Answer the request, and be ready for the next one."""
+        length = (b"content-length", str(len(content)).encode())
+        await self._send(h11.Response(status_code=status, headers=[length, *headers]), h11.Data(data=content), h11.EndOfMessage())
+        self._http.start_next_cycle()
+
+    async def refuse(self, status: int) -> None:
+        """Answer that nothing is served, and end.
+
+        A socket that is closed with unread bytes resets the connection, and the answer may be lost with it.
+        """
+        headers = [("content-length", "0"), ("connection", "close"), ("date", formatdate(time.time(), usegmt=True))]
+        async with asyncio.timeout(LINGER):
+            await self._send(h11.Response(status_code=status, headers=headers, reason=_REASONS[status]), h11.EndOfMessage())
+            while self._http.their_state is h11.SEND_BODY:
+                await asyncio.wait_for(self._event(), QUIET)
+
+    async def _send(self, *events: Any) -> None:
+        for event in events:
+            self._writer.write(self._http.send(event) or b"")
+        await self._writer.drain()
+
+
+async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
+    """Serve until the process is told to end.
+
+    Args:
+        port: of the fleet. at: path of the socket at which the server's process reaches everything. answer: as of `FleetPort`.
+    """
+    import uvicorn
+
+    app = superlink_app(network.secret.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*network.certificates)
+
+    def tell(line: str) -> None:
+        with told_at(at).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer, tell)
+    with socket.socket(socket.AF_UNIX) as inside, listening(network.address, port) as outside:
+        with suppress(FileNotFoundError):
+            at.unlink()
+        inside.bind(str(at))
+        at.chmod(0o600)
+        inside.listen(128)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, ws="none"))
+
+        async def open_port() -> None:
+            while not server.started:
+                await asyncio.sleep(0.02)
+            outside.listen(STRANGERS)
+            await fleet.accept(outside, context)
+
+        opened = asyncio.create_task(open_port())
+        await server.serve(sockets=[inside])
+        opened.cancel()
+
+
+def told_at(at: Path) -> Path:
+    """The file beside the socket with the lines for the server's operator."""
+    return at.with_name(f"{at.name}.told")
+
+
+@contextmanager
+def hearing(at: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell the lines for the operator as they come, whatever this process waits for; the file is there as long as the block."""
+    file, ended = told_at(at), Event()
+    file.unlink(missing_ok=True)
+
+    def hear() -> None:
+        told, last = 0, False
+        while not last:
+            last = ended.wait(HEARD)
+            lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+            for line in lines[told:]:
+                tell(line)
+            told = len(lines)
+
+    thread = Thread(target=hear, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        file.unlink(missing_ok=True)
+
+
+def listening(address: str, port: int) -> socket.socket:
+    """A socket that is bound there; it does not listen yet."""
+    found = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setblocking(False)
+    found.bind((address, port))
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(prog="fedveil.deploy.superlink")
+    for name, kind in (("--network", Path), ("--port", int), ("--socket", Path), ("--answer-bytes", int)):
+        parser.add_argument(name, type=kind, required=True)
+    given = parser.parse_args(words)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(run(open_network(given.network), given.port, given.socket, given.answer_bytes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What pictures are drawn with; no other room imports matplotlib."""

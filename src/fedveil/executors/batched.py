@@ -1,0 +1,166 @@
+"""Engine `cuda`, and `batched` on the CPU: several clients of a round at once, their parameters stacked.
+
+Each client runs the same training as on every engine, in a lane of its own; the gradients that the lanes ask for are computed
+together. The results are those of `inline` up to rounding. Plans, door and states stay on the CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from fedveil.errors import ConfigError
+from fedveil.executors.device import keep_freed_memory, settings
+from fedveil.executors.inline import Inline
+from fedveil.executors.stacked_models import ONE_BY_ONE, ClientThread, InStep, Stack, one_by_one_because
+from fedveil.federation.clients import Clients
+from fedveil.federation.round import (
+    ClientTask,
+    Context,
+    Failure,
+    Outcome,
+    Work,
+    attempted,
+    planned,
+    promising,
+    sealed_outcome,
+)
+from fedveil.training.local import BatchGradient, GradientSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.mechanism.plan import Plan, Raw
+
+_log = logging.getLogger(__name__)
+
+ON_A_CPU = 16
+"""Clients at once on a CPU, where nothing is gained by more."""
+
+
+class Batched:
+    """The engine; it works where the context's model is, and takes the examples there.
+
+    A network that is not known to have the same gradients in a stack trains as on engine `inline`, one client after the other.
+
+    Args:
+        at_once: clients that are trained at the same time; by default as many as memory holds (16 on a CPU).
+        deterministic: the same bits each time on the same device.
+    """
+
+    def __init__(self, context: Context, at_once: int | None = None, deterministic: bool = False) -> None:
+        if at_once is not None and at_once < 1:
+            raise ConfigError(f"run.clients_at_once must be at least 1, got {at_once}")
+        self.device = context.model.vector.device
+        data = context.clients
+        clients = Clients(data.x.to(self.device), data.y.to(self.device), data.offsets)
+        self.context, self.at_once = replace(context, clients=clients), at_once
+        self._stack: Stack | None = None
+        self._deterministic, self._settings = deterministic, ExitStack()
+        self._inline: Inline | None = None
+        if why := one_by_one_because(context.model, context.task):
+            _log.warning(ONE_BY_ONE, why)
+            self._inline = Inline(self.context)
+
+    def __enter__(self) -> Self:
+        self._settings.enter_context(settings(self.device, self.context.spec.precision, self._deterministic))
+        if self._inline is not None:
+            self._settings.enter_context(self._inline)
+        keep_freed_memory()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack = None
+        self._settings.close()
+
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
+        """Train all, then seal what they release in the order of the tasks."""
+        if self._inline is not None:
+            yield from self._inline.map(tasks)
+            return
+        todo = list(tasks)
+        start = time.perf_counter()
+        plans = [planned(self.context, task) for task in todo]
+        with self._draws(todo, plans):
+            works = self._train(todo, plans)
+        for i, task in enumerate(todo):
+            yield sealed_outcome(self.context, task, works[i], start)
+
+    def _draws(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
+        """Where local training draws from, other than batches and noise: a secret source if a plan promises anything.
+
+        Which of the numbers a client gets follows from the sizes of all. From a public seed, a client with one example less
+        would move what the others draw, and by that a sum by more than its clip.
+        """
+        randomness, names = self.context.randomness, [(task.released.round, task.client) for task in todo]
+        if any(promising(plan, self.context.door) for plan in plans):
+            return randomness.layers(self.device, names, elsewhere=True)
+        return randomness.forward(self.device, names)
+
+    def _train(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> dict[int, Work | Failure]:
+        """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
+        if not todo:
+            return {}
+        stack, clients = self._room(len(todo)), self.context.clients
+        start = todo[0].released.model.to(self.device)
+        waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
+        free = list(range(len(stack.models)))
+        running: dict[int, tuple[int, ClientThread]] = {}
+        works: dict[int, Work | Failure] = {}
+        try:
+            while waiting or running:
+                while waiting and free:
+                    row, index = free.pop(), waiting.popleft()
+                    lane = partial(self._client, task=todo[index], plan=plans[index], start=start, row=row)
+                    running[row] = index, ClientThread(lane)
+                for row, (index, thread) in list(running.items()):
+                    if thread.result is not None:
+                        del running[row]
+                        free.append(row)
+                        works[index] = _result(thread)
+                stack.answer([thread.request for _, thread in running.values() if thread.request is not None])
+                for _, thread in running.values():
+                    thread.resume()
+        finally:
+            for _, thread in running.values():
+                thread.give_up()
+        return works
+
+    def _client(self, thread: ClientThread, task: ClientTask, plan: Plan | Raw, start: Tensor, row: int) -> Work | Failure:
+        def in_step(source: GradientSource) -> GradientSource:
+            return InStep(source, thread, row) if isinstance(source, BatchGradient) else source
+
+        assert self._stack is not None
+        context = replace(self.context, model=self._stack.models[row], gradients=in_step, in_turns=True)
+        return attempted(context, replace(task, released=replace(task.released, model=start)), plan)
+
+    def _room(self, tasks: int) -> Stack:
+        """The models of a round with that many clients."""
+        rows = min(tasks, self.at_once or self._fitting())
+        if self._stack is None or len(self._stack.models) < rows:
+            self._stack = None
+            self._stack = Stack(self.context.model, self.context.spec, rows, self.context.task)
+        return self._stack
+
+    def _fitting(self) -> int:
+        """How many clients' vectors fit into half of the free memory: model, gradient, update and the optimiser's, twice over."""
+        if self.device.type != "cuda":
+            return ON_A_CPU
+        held = 16 * 4 * self.context.model.layout.dimension
+        free: int = torch.cuda.mem_get_info(self.device)[0]
+        return max(1, free // 2 // held)
+
+
+def _result(thread: ClientThread) -> Work | Failure:
+    if isinstance(thread.result, Work | Failure):
+        return thread.result
+    assert thread.result is not None
+    raise thread.result

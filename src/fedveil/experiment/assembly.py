@@ -1,0 +1,275 @@
+"""From an experiment to everything a run needs: data, model, method, door."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
+from fedveil.data.dataset import strata
+from fedveil.data.load import load
+from fedveil.data.partition import checked_options, from_options, need_strata
+from fedveil.data.split import client_test_split, public_split, split_within_users
+from fedveil.errors import ConfigError, DataError
+from fedveil.experiment.experiment import isolation_here
+from fedveil.experiment.public_setting import Population, by_own_clients, require_handed_over
+from fedveil.experiment.single_examples import packs
+from fedveil.federation.clients import Clients
+from fedveil.federation.progress import Federation
+from fedveil.federation.round import Context
+from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
+from fedveil.methods.method import Method, extras_of, is_own, participation_of
+from fedveil.methods.run_cost import ROUNDING, check_declared, releases_to, run_releases
+from fedveil.methods.setting import Setting
+from fedveil.models.probe import needs_pairs
+from fedveil.release.door import Door
+from fedveil.release.noise import Randomness
+from fedveil.tasks.task import Task
+from fedveil.training.local import LocalSpec
+from fedveil.training.params import FlatModel
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.experiment.experiment import DataSpec, Experiment
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data of the clients: training examples and tests of their own; the public test set and the public split.
+
+    declared: what is public about clients of which not all are here, where the data are spread over machines.
+    """
+
+    dataset: Dataset
+    partition: Partition
+    clients: Clients
+    client_tests: Clients | None
+    test: tuple[torch.Tensor, torch.Tensor]
+    public: tuple[torch.Tensor, torch.Tensor] | None
+    declared: Population | None = None
+
+    @property
+    def population(self) -> Population:
+        """What is public about these clients."""
+        if self.declared is not None:
+            return self.declared
+        clients = len(self.clients)
+        return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
+
+
+def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
+    """Load the data and partition them, unless a program hands them over; tensors are made once.
+
+    Raises:
+        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or its
+            partition does not pass `Partition.checked`, or gives clients examples that are public.
+    """
+    section, seed = spec.section if dataset is None else by_own_clients(spec.section, dataset), spec.seed
+    require_handed_over(section, dataset, partition)
+    if dataset is None:
+        source = section.source
+        dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
+    refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
+    if (features := spec.features) is not None:
+        dataset = features.of(dataset)
+    if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
+        dataset = split_within_users(dataset, section.user_test_fraction)
+    check_targets(spec.task, dataset)
+    among, public_part = None, np.empty(0, dtype=np.int64)
+    by_user = section.partition.get("kind") == "users" and dataset.users_train is not None
+    if section.public_fraction:
+        users = dataset.users_train if by_user else None
+        among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction, users=users)
+    if partition is None:
+        options = checked_options(section.partition)
+        need_strata(dataset.info, options)
+        partition = from_options(
+            options, strata(dataset.info, dataset.y_train), seed=seed, users=dataset.users_train, among=among
+        )
+    elif shared := int(np.isin(partition.checked(len(dataset.y_train)), public_part).sum()):
+        raise ConfigError(
+            f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
+            f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "
+            f"seed={seed}, fraction={section.public_fraction:g}{', users=data.users_train' * by_user})[1] gives of the "
+            f"n = {len(dataset.y_train)} training examples"
+        )
+    x, y = dataset.standardise(dataset.x_train), dataset.y_train
+    tests = None
+    if section.client_test_fraction:
+        partition, own = client_test_split(partition, section.client_test_fraction, seed=seed)
+        tests = Clients.of(x, y, own)
+    public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
+    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
+    return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
+    """An error where one record's time would decide what others train on, so that neighbouring data differ in more than one.
+
+    Where records are protected, a share of the latest compares them. Where the clients are made by dealing out the training
+    examples, whatever is protected, one that moves to the test set moves those behind it to other clients.
+    """
+    origin = dataset.origin
+    if origin is None or not origin.timed:
+        return
+    if unit is Unit.RECORD and origin.ranked:
+        raise ConfigError(
+            f"privacy.unit = 'record', and the test split ({origin.test}) ranks records by their times, so that one "
+            f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
+        )
+    if kind != "users":
+        raise ConfigError(
+            f"the test split ({origin.test}) goes by times, and the clients are made by dealing out what it leaves for training "
+            f"(data.partition.kind = {kind!r}), so that one record's time decides which examples "
+            f"other clients get: name the clients (client=..., data.partition.kind = 'users'), or use test={{'share': ...}} or "
+            f"test data of their own"
+        )
+
+
+def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four public examples by number, of different classes if there are: a test set may be sorted by them."""
+    x, y = prepared.test
+    first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
+    chosen = torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
+    return x[chosen], y[chosen]
+
+
+def spec_for(setting: Setting, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> LocalSpec:
+    """Return what a client does in a round, with what that network needs for it, as public examples show."""
+    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
+    loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
+    return replace(setting.local, pairs=pairs, loop=loop)
+
+
+def federation(
+    experiment: Experiment,
+    prepared: Prepared,
+    ledger: Path,
+    run: str,
+    network: tuple[FlatModel, LocalSpec] | None = None,
+    population: BudgetedLedger | None = None,
+) -> Federation:
+    """Everything that a run of this experiment needs.
+
+    Args:
+        ledger: file to which releases are charged, under the name `run`.
+        network: as `rehearsed` returns it, moved to where it trains; left out, it is built for the CPU, and not rehearsed.
+        population: of the budget that the run shares with others. Left out, nothing is charged to it.
+    """
+    method, setting = experiment.method, experiment.setting
+    if network is None:
+        untried = experiment.template()
+        network = untried, spec_for(setting, untried, *shown(prepared))
+    model, local = network
+    planner = check_declared(method, setting, model.vector.to("cpu"))
+    randomness = Randomness(experiment.seed, experiment.seeded_noise)
+    door = Door(
+        model.layout,
+        setting.scope,
+        run,
+        BudgetedLedger(ledger, budgets(method, setting), experiment.seeded_noise, population=population),
+        randomness,
+        rate=setting.rate if setting.amplified else None,
+        max_norm=experiment.max_update_norm,
+        colluders=setting.colluders,
+        extras=extras_of(method, setting),
+        memory=NoiseMemory(ledger.with_name(STATE_FILE)),
+        bits=setting.grid_bits,
+    )
+    user_defined = model.has_own_code or setting.task.own or is_own(method)
+    context = Context(
+        model,
+        prepared.clients,
+        local,
+        experiment.client,
+        planner,
+        door,
+        randomness,
+        setting.scope.view is not View.SERVER,
+        model.buffers(),
+        task=setting.task,
+        evaluation=setting.evaluation,
+        tests=prepared.client_tests,
+        isolation=isolation_here(experiment.isolation, experiment.engine.name) if user_defined else "none",
+    )
+    return Federation(
+        setting,
+        method,
+        context,
+        prepared.test,
+        randomness,
+        None if experiment.engine.name == "flower" else prepared.client_tests,  # what clients keep for themselves
+        setting.server,
+        experiment.evaluate_every,
+        prepared.public,
+        participation_of(method, setting),
+    )
+
+
+def check_targets(task: Task, dataset: Dataset) -> None:
+    """An error where targets are of another kind, or have values that the task has no meaning for."""
+    if type(task).wrong_targets is not Task.wrong_targets:  # which reads targets of the right shape and type
+        task.check(dataset.info)
+    for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
+        if wrong := task.wrong_targets(target):
+            raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
+
+
+def planned_charges(method: Method, setting: Setting) -> list[Event]:
+    """What the ledger is charged with, if all goes as planned, for one client (server view) or for the whole run."""
+    view = setting.scope.view
+    return run_releases(method, setting, View.AGGREGATE if view is View.FINAL else view)
+
+
+def budgets(method: Method, setting: Setting) -> Budgets | None:
+    """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
+
+    Clients with caps of their own have these, from the releases planned for their group.
+    Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
+    """
+    planned = planned_charges(method, setting)
+    if any(isinstance(event, Unbounded) for event in planned):
+        return None
+    epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
+    if setting.selection is not None:
+        epsilon = None  # that of the search; this run's own cap follows from its plan
+    delta, adjacency = setting.delta, setting.scope.adjacency
+    caps: dict[int, Filter] = {}
+    for group in setting.groups:
+        own = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
+        caps |= dict.fromkeys(group.clients, own)
+    return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
+
+
+def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
+    """The cap of a run: the target (epsilon, delta), or what the planned releases cost (plus rounding) where none is set.
+
+    Unsampled releases are capped by the GDP filter; equal sampled ones by their number, so that any accountant may be quoted;
+    mixtures by the Renyi filter at one order, which the plan fixes in advance.
+    """
+    gaussian = [event for event in planned if isinstance(event, Gaussian)]
+    if len(gaussian) == len(planned):
+        mu = math.sqrt(math.fsum(event.count * event.mu**2 for event in gaussian))
+        return GdpFilter(epsilon, delta) if epsilon is not None else GdpFilter.from_mu(mu * (1 + ROUNDING), delta)
+    if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
+        event = planned[0]
+        return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
+    if epsilon is None:
+        epsilon = bound(planned, delta, accountant="rdp", adjacency=adjacency)[0] * (1 + ROUNDING)
+    bounded = [event for event in planned if not isinstance(event, Unbounded)]
+    return RdpFilter(epsilon, delta, best_order(epsilon, delta, bounded, adjacency))
+
+
+def new_run_id() -> str:
+    return uuid.uuid4().hex[:12]

@@ -1,0 +1,275 @@
+"""The privacy statement of a configuration before any training, and what fits a guarantee. Never imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from fedveil.accounting.attack_power import exact_mu, largest_tpr, tpr_of
+from fedveil.accounting.learnability import expected_share, gathered_ratio
+from fedveil.accounting.types import Event, Guarantee, Unbounded, Unit, View
+from fedveil.errors import ConfigError
+from fedveil.experiment.public_setting import method_of, population_of, setting_of
+from fedveil.experiment.public_values import beside_the_releases, public_values
+from fedveil.ledger.entry import event_columns
+from fedveil.methods.one_price import check_noise_cohort, check_selection
+from fedveil.methods.run_cost import charged_bound, check_groups, check_weights, run_releases, run_variation
+from fedveil.statement import caveats, scope_checks
+from fedveil.statement.advice import learnability, own_level
+from fedveil.statement.caveats import check_evaluation, seen_count_epsilon
+from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
+from fedveil.training.local import remembers
+
+if TYPE_CHECKING:
+    from fedveil.accounting.learnability import Learnability
+    from fedveil.data.dataset import Dataset
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.public_setting import Population
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
+
+
+@runtime_checkable
+class _HasVariant(Protocol):
+    @property
+    def variant(self) -> str: ...
+
+
+def certify_config(config: Config, data: Dataset | None = None) -> Statement:
+    """The statement of a whole configuration, from the catalogue of data alone: nothing is loaded, nothing trained.
+
+    Args:
+        data: those that will be handed over to `run`; only what is public of them is used.
+
+    Raises:
+        ConfigError: as `certify`.
+    """
+    from fedveil.experiment.public_setting import by_own_clients, described, population_of
+
+    config = config if data is None else config.model_copy(update={"data": by_own_clients(config.data, data)})
+    population = population_of(config, data)
+    return certified(described(config, population.data) if config.model.needs_building else config, population)
+
+
+def certified(config: Config, population: Population) -> Statement:
+    """Return the statement of a configuration for clients of whom that is public.
+
+    Raises:
+        ConfigError: as `certify`.
+    """
+    from fedveil.experiment.public_setting import calibrated_setting
+
+    return certify(
+        *calibrated_setting(config, population),
+        seeded_noise=config.run.seeded_noise,
+        allow_vacuous_delta=config.privacy.allow_vacuous_delta,
+        batch_norm=config.model.keeps_statistics,
+        public=public_values(config, population.data),
+        beside=beside_the_releases(config),
+    )
+
+
+def certify(
+    method: Method,
+    setting: Setting,
+    *,
+    seeded_noise: bool = False,
+    allow_vacuous_delta: bool = False,
+    batch_norm: bool | None = None,
+    public: tuple[Assumption, ...] = (),
+    beside: tuple[str, ...] = (),
+) -> Statement:
+    """Claimed and proven epsilon of a configuration in all three views, with everything needed to read them rightly.
+
+    Args:
+        setting: calibrated, or with a target epsilon to calibrate to.
+        seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
+            Clients keep them, so that only False leaves them without a memory.
+        public: values that the configuration takes for public (see `public_values`). beside: see `beside_the_releases`.
+        allow_vacuous_delta: let a proven run have delta >= 1 / units.
+
+    Raises:
+        ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
+    """
+    check_selection(method, setting)
+    check_noise_cohort(method, setting)
+    s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
+    check_weights(method, s)
+    check_groups(method, s)
+    variant = method.variant if isinstance(method, _HasVariant) else "proven"
+    released = {view: _releases(method, s, view) for view in VIEWS}
+    memoryless = not remembers(method.client(s)) and batch_norm is False
+    views, accountants = _numbers(method, s, released, memoryless=memoryless)
+    own = views[VIEWS.index(s.scope.view)].proven
+    check_evaluation(method, s, own)
+    if variant == "proven" and own.epsilon < math.inf:
+        scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
+    assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
+    assumed += public
+    return Statement(
+        method=method.name,
+        variant=variant,
+        scope=s.scope,
+        delta=s.delta,
+        target_epsilon=s.epsilon,
+        noise_multiplier=s.noise_multiplier,
+        accountant=accountants[s.scope.view],
+        clients=s.clients,
+        cohort=s.cohort,
+        rounds=s.rounds,
+        sampling=s.sampling,
+        dimension=s.layout.dimension,
+        units=caveats.units(s),
+        views=_claimed(method, s, views),
+        assumptions=tuple(dict.fromkeys(assumed)),
+        not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
+        warnings=(*caveats.warnings(method, s, own, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
+        notes=caveats.notes(method, s, own, released[s.scope.view], memoryless=memoryless),
+        learnability=_learnability(method, s, own.epsilon),
+        groups=_groups(method, s),
+    )
+
+
+def _learnability(method: Method, s: Setting, proven: float) -> Learnability | None:
+    """Noise against signal; without advice for a run that was chosen, since that prices runs which stand alone."""
+    if math.isinf(proven):
+        return None
+    found = learnability(method, s, s.epsilon if s.epsilon is not None else proven)
+    return found if found is None or s.selection is None else replace(found, advice=())
+
+
+def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
+    """What is proven for the clients of each cap."""
+    found = []
+    for group in s.groups:
+        one = s.of_group(group)
+        numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view), memoryless=False)
+        found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
+    return tuple(found)
+
+
+def _releases(method: Method, s: Setting, view: View) -> list[Event]:
+    """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
+    try:
+        events = run_releases(method, s, view)
+    except ConfigError as problem:
+        if view is s.scope.view:
+            raise
+        return [Unbounded(str(problem))]
+    scope_checks.check_sampling_credit(
+        events,
+        replace(s.scope, view=view),
+        poisson=s.sampling == "poisson",
+        rate=s.rate,
+        records_sampled=s.example_clip is not None,
+        noise_in_shares=s.scope.view is View.SERVER,
+    )
+    return events
+
+
+def _numbers(
+    method: Method, s: Setting, released: dict[View, list[Event]], *, memoryless: bool
+) -> tuple[list[ViewNumbers], dict[View, str]]:
+    """Proven epsilons; a view inherits what is proven of one that sees more where that is the better bound (post-processing)."""
+    views: list[ViewNumbers] = []
+    accountants: dict[View, str] = {}
+    for view in VIEWS:
+        events = released[view]
+        same = next((v for v in views if released[v.view] == events), None)
+        if same is not None:
+            numbers, accountants[view] = same, accountants[same.view]
+        else:
+            numbers, accountants[view] = _proven(method, s, view, events, memoryless=memoryless)
+        if views and views[-1].proven.epsilon < numbers.proven.epsilon:
+            numbers, accountants[view] = views[-1], accountants[views[-1].view]
+        views.append(replace(numbers, proven=replace(numbers.proven, scope=replace(s.scope, view=view))))
+    return views, accountants
+
+
+def _proven(method: Method, s: Setting, view: View, events: list[Event], *, memoryless: bool) -> tuple[ViewNumbers, str]:
+    pair = scope_checks.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
+    epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair, s.selection)
+    reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
+    assumed = _assumptions(method, s, view, events, epsilon)
+    reason = "; ".join(reasons) or ("the cost has no finite bound at this delta" if math.isinf(epsilon) else "")
+    proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
+    planned = tuple(PlannedRelease(*event_columns(event)) for event in events)
+    if s.selection is not None and s.selection.shape is not None:
+        return ViewNumbers(proven, tpr=tpr_of(epsilon, s.delta, FPR), releases=planned), accountant
+    events = events if s.selection is None else s.selection.every(events)
+    tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
+    seen = seen_count_epsilon(s, events, epsilon, memoryless=memoryless) if epsilon < math.inf else None
+    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen, releases=planned), accountant
+
+
+def _assumptions(method: Method, s: Setting, view: View, events: list[Event], epsilon: float) -> list[Assumption]:
+    """What the bound of one view rests on; nothing where nothing is proven."""
+    if math.isinf(epsilon):
+        return []
+    return [*caveats.assumptions(method, s, view, events), *caveats.ideal_noise(run_variation(method, s), epsilon, s.delta)]
+
+
+def _claimed(method: Method, s: Setting, views: list[ViewNumbers]) -> tuple[ViewNumbers, ...]:
+    claim = method.claim(s)
+    return tuple(replace(v, claimed=claim) if claim is not None and claim.scope.view is v.view else v for v in views)
+
+
+_ROUNDS = (0.25, 0.5, 1.0, 2.0)
+_COHORTS = (0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One way to spend the guarantee.
+
+    Args:
+        unit, rounds, cohort: of the way. noise_multiplier: that it needs. gathered: R, noise against signal over all steps.
+        share: of the accuracy above chance that may be kept (see `expected_share`). why_not: why it cannot be had, or empty.
+    """
+
+    unit: Unit
+    rounds: int
+    cohort: int
+    noise_multiplier: float = float("nan")
+    gathered: float = float("nan")
+    share: float = float("nan")
+    why_not: str = ""
+
+
+def plan_table(config: Config) -> tuple[PlannedRow, ...]:
+    """Rounds and clients a round around the configured ones, at client level and at record level, best first.
+
+    Raises:
+        ConfigError: privacy.epsilon is not set, or the method clips nothing.
+    """
+    method, s = method_of(config), setting_of(config, population_of(config))
+    if s.epsilon is None:
+        raise ConfigError("a plan needs the guarantee that it is made for: set privacy.epsilon")
+    rows = [_row(method, one) for one in _ways(s, config.training.example_clip)]
+    return tuple(sorted(rows, key=lambda row: (bool(row.why_not), row.gathered)))
+
+
+def _ways(s: Setting, example_clip: float) -> Iterator[Setting]:
+    rounds = sorted({max(1, round(s.rounds * factor)) for factor in _ROUNDS})
+    cohorts = sorted({min(s.clients, max(1, round(s.cohort * factor))) for factor in _COHORTS} | {s.clients})
+    for t, n in product(rounds, cohorts):
+        scope = replace(s.scope, unit=Unit.CLIENT)
+        sampling: Literal["poisson", "fixed"] = "poisson" if n < s.clients and scope.view is not View.SERVER else "fixed"
+        yield replace(s, rounds=t, cohort=n, sampling=sampling, scope=scope, example_clip=None)
+        if s.task.by_example:
+            scope = replace(s.scope, unit=Unit.RECORD)
+            yield replace(s, rounds=t, cohort=n, sampling="fixed", scope=scope, example_clip=example_clip)
+
+
+def _row(method: Method, s: Setting) -> PlannedRow:
+    try:
+        found = method.calibrate(s)
+        level, steps = own_level(method, found)
+    except ConfigError as problem:
+        return PlannedRow(s.scope.unit, s.rounds, s.cohort, why_not=str(problem))
+    assert level.ratio is not None
+    gathered = gathered_ratio(level.ratio, steps)
+    return PlannedRow(s.scope.unit, s.rounds, s.cohort, found.z, gathered, expected_share(gathered))

@@ -1,0 +1,173 @@
+"""A run's statement made again by the installed code from its configuration and data card, and compared number by number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedveil import __version__
+from fedveil.data.catalogue import Info, Targets
+from fedveil.data.partition import checked_options
+from fedveil.data.partition_options import Users
+from fedveil.errors import FedveilError
+from fedveil.experiment.certify import certified
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.public_setting import Population, population_of, sized_by_labels
+from fedveil.federation.history import built_in_columns
+from fedveil.statement.statement_layout import to_dict, to_markdown
+from fedveil.tasks.task_registry import built_in_task
+from fedveil.verify import Finding
+from fedveil.verify.ledger_file import read_json
+
+SUBJECT = "statement made again"
+TOLERANCE = 1e-9
+"""Relative agreement of numbers that the same versions computed."""
+_DECIDES = ("numpy", "scipy")
+_SHOWN = 6
+_PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, MemoryError)
+
+
+def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
+    """Make the statement of a run directory again and compare it with `statement.json` and `statement.md`.
+
+    Args:
+        trust_plugins: run the plugins that the configuration names, at their recorded digests.
+    """
+    try:
+        config = load_config(run / "config.toml", trust_plugins=trust_plugins)
+        card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
+        versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+        here = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
+        others = [f"{name} {versions.get(name)}, here {own}" for name, own in here.items() if versions.get(name) != own]
+        columns, malformed = _declared(run / "columns.json")
+        if wrong := [*malformed, *_of_card(config, card)]:
+            return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
+        again = _statement(config, card)
+        differ = list(differences(stated, to_dict(again)))
+        differ += _relabelled(columns, config)
+        if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
+            differ.append("statement.md: another text")
+    except FedveilError as problem:
+        return [Finding("unknown", SUBJECT, str(problem))]
+    except (OSError, *_PROBLEMS) as problem:
+        return [Finding("unknown", SUBJECT, f"cannot be made from what is there ({problem})")]
+    if not differ:
+        return [Finding("verified", SUBJECT, "configuration and data card give every number and every text of it")]
+    more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
+    text = "; ".join([*([f"made by {', '.join(others)}"] if others else []), *differ[:_SHOWN], *more])
+    return [Finding("unknown" if others else "contradicted", SUBJECT, text)]
+
+
+def _declared(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The columns that the run declares, and what keeps its file from being a list of them."""
+    try:
+        found = read_json(file.read_text(encoding="utf-8")) if file.is_file() else []
+    except (ValueError, RecursionError) as problem:
+        return [], [f"{file.name}: {problem}"]
+    if isinstance(found, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in found):
+        return found, []
+    return [], [f"{file.name}: expected a list of columns with their names, found something else"]
+
+
+def _relabelled(columns: list[dict[str, Any]], config: Config) -> Iterator[str]:
+    """Yield the built-in columns that the run declares with other words."""
+    known = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
+    for entry in columns:
+        if (column := known.get(entry["name"])) is not None:
+            yield from differences(entry, asdict(column), f"columns.json: {column.name}")
+
+
+def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:
+    """What differs between two JSON values, each with its place: numbers by more than the tolerance, all else at all."""
+    if isinstance(stated, Mapping) and isinstance(again, Mapping):
+        for key in dict.fromkeys([*again, *stated]):
+            place = f"{where}.{key}" if where else key
+            if key in stated and key in again:
+                yield from differences(stated[key], again[key], place)
+            else:
+                yield f"{place}: {'missing' if key in again else 'not of a statement'}"
+    elif isinstance(stated, list) and isinstance(again, list) and len(stated) == len(again):
+        for i, (one, other) in enumerate(zip(stated, again, strict=True)):
+            yield from differences(one, other, f"{where}[{i}]")
+    elif _number(stated) and _number(again):
+        if not math.isclose(stated, again, rel_tol=TOLERANCE):
+            yield f"{where}: expected {again!r}, found {stated!r}"
+    elif (type(stated), stated) != (type(again), again):
+        yield f"{where}: expected {_short(again)}, found {_short(stated)}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = f"{len(value)} entries" if isinstance(value, list) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _statement(config: Config, card: Mapping[str, Any]) -> Any:
+    """As `run` makes it, with the population of the card."""
+    return certified(config, Population(_info(card), int(card["clients"]), int(card["nominal_examples_per_client"])))
+
+
+def _info(card: Mapping[str, Any]) -> Info:
+    """What a card says of its data set, as far as a statement needs it."""
+    sizes = int(card["train_examples"]), int(card["test_examples"]), int(card.get("named_clients", 0))
+    norm = card["normalisation"]
+    shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
+    name, mean, std = str(card["name"]), tuple(norm["mean"]), tuple(norm["std"])
+    target = Targets(tuple(map(int, card["labels"]["shape"])), card["labels"]["dtype"])
+    vocabulary, features_of = int(card["examples"].get("vocabulary", 0)), str(card["examples"].get("features_of", ""))
+    source, scale = str(card["source"]), norm["scale"]
+    counted = tuple(map(str, (card.get("origin") or {}).get("counted", ())))
+    return Info(name, "", shape, classes, *sizes, source, False, mean, std, scale, target, vocabulary, features_of, counted)
+
+
+def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
+    """Where the card contradicts itself, the catalogue and the configuration, which made what no program handed over."""
+    clients, nominal, users = card["clients"], card["nominal_examples_per_client"], card.get("named_clients", 0)
+    by_users = config.data.partition.get("kind") == "users"  # who may have examples in both parts of the data set
+    each = (card["train_examples"] + card["test_examples"] * by_users) // max(clients, 1) + 1
+    if nominal > each:
+        yield f"data.json: nominal_examples_per_client: expected at most {each}, found {nominal}"
+    by_program = config.data.handed_over
+    if "data" in by_program:
+        return
+    if by_program:  # the partition: so many clients is all that is known of it
+        changes = {"partition": {"kind": "iid", "clients": clients}, "handed_over": ()}
+        config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    known = population_of(config, refuse_unknown=False)
+    if known.clients and known.clients != clients:
+        yield f"data.json: clients: expected {known.clients}, found {clients}"
+    least, most = _nominal(config, known, by_program=bool(by_program))
+    if not least <= nominal <= most:
+        expected = f"{least} to {most}" if least < most else least
+        yield f"data.json: nominal_examples_per_client: expected {expected}, found {nominal}"
+    if users != known.data.users:
+        yield f"data.json: named_clients: expected {known.data.users}, found {users}"
+    if (features := card["examples"].get("features_of", "")) != known.data.features_of:
+        yield f"data.json: features_of: expected {known.data.features_of!r}, found {features!r}"
+    if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
+        yield f"data.json: expected examples of {known.data.name}, found others"
+
+
+def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[float, float]:
+    """The least and the most that the nominal examples of a client can be."""
+    data, options = config.data, checked_options(config.data.partition)
+    natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
+    if given and not by_program:
+        return known.records, known.records
+    if not known.records:  # it depends on how the files were prepared
+        return 0, math.inf
+    if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
+        together = known.data.train_size + known.data.test_size * natural
+        return 1, together // max(known.clients, 1) + 1
+    rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of dealing out
+    kept = known.data.classes if natural and known.data.test_size else 0  # as `split_within_users` rounds each label
+    return known.records - rounding, known.records + rounding + kept

@@ -1,0 +1,123 @@
+"""From a configuration to the experiment that it describes: nothing after this asks the configuration again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedveil.executors.device import GPU
+from fedveil.executors.select_engine import place
+from fedveil.experiment.assembly import prepare
+from fedveil.experiment.experiment import DataSpec, EngineSpec, Experiment, SharedBudgetSpec, isolation_here
+from fedveil.experiment.public_setting import calibrated, configured_setting, described, method_of, population_of, task_of
+from fedveil.experiment.public_values import TOGETHER, beside_the_releases, public_values
+from fedveil.experiment.resume import resumable, same_run
+from fedveil.methods.method import is_own
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.experiment.assembly import Prepared
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.public_setting import Population
+
+
+def resolve(config: Config, population: Population | None = None) -> Experiment:
+    """Return the experiment that a configuration describes.
+
+    Args:
+        population: of data that are loaded; left out, that of the catalogue, or what the configuration says of its own files.
+
+    Raises:
+        ConfigError: what stands in the way of a run, and the key to change.
+    """
+    population = population or population_of(config)
+    config = described(config, population.data) if config.model.needs_building else config
+    method, configured = configured_setting(config, population)
+    setting, client = calibrated(config, method, configured)
+    t, run = config.training, config.run
+    return Experiment(
+        method=method,
+        setting=setting,
+        configured=configured,
+        client=client,
+        population=population,
+        network=config.model,
+        data=data_spec(config),
+        engine=EngineSpec(run.engine, t.client_timeout, run.clients_at_once, run.deterministic),
+        budget=SharedBudgetSpec(config.privacy.budget, run.name),
+        isolation=run.isolation,
+        seed=run.seed,
+        seeded_noise=run.seeded_noise,
+        max_update_norm=t.max_update_norm,
+        evaluate_every=t.evaluate_every or t.rounds,
+        personal_on_test_set=t.personal_on_test_set,
+        allow_vacuous_delta=config.privacy.allow_vacuous_delta,
+        code=config.code,
+        track=run.track,
+        public=public_values(config, population.data),
+        beside=beside_the_releases(config),
+        written=config.resolved(),
+    )
+
+
+def opened(config: Config, data: Dataset | None = None, partition: Partition | None = None) -> tuple[Experiment, Prepared]:
+    """Return the experiment that a configuration describes, and its data.
+
+    Args:
+        data, partition: used instead of the configured ones.
+
+    Raises:
+        ConfigError, DataError: as `prepare` and `resolve`.
+    """
+    prepared = prepare(data_spec(config), data, partition)
+    return resolve(config, prepared.population), prepared
+
+
+def data_spec(config: Config) -> DataSpec:
+    """Return how the data of a configuration are read; this imports the plugins, which may bring them.
+
+    Raises:
+        ConfigError: as `method_of` and `task_of`.
+    """
+    method_of(config)
+    return DataSpec(config.data, config.public, task_of(config), config.privacy.unit, config.run.seed)
+
+
+def resolve_here(config: Config, population: Population, resumed: Path | None = None) -> Experiment:
+    """Return the experiment as this machine trains it: on its GPU if there is one, with the isolation that it allows.
+
+    Args:
+        resumed: directory of the interrupted run that is continued, whose isolation and assumptions it keeps.
+
+    Raises:
+        ConfigError: as `resolve`; an engine or isolation that this machine does not have; not the interrupted run.
+    """
+    begun = None if resumed is None else resumable(resumed)
+    begun_on = None if begun is None else begun.run.engine
+    if config.run.engine == "auto" and begun_on == "stacked":
+        config = with_run(config, engine="stacked")
+    if config.run.engine == "auto" and begun_on in (None, *TOGETHER) and place("auto", config.training.client_timeout) == GPU:
+        config = with_run(config, engine="cuda")  # the statement says what that assumes
+    config = described(config, population.data)
+    if begun is not None and resumed is not None:
+        same_run(begun, config, resumed)
+        config = with_run(config, isolation=begun.run.isolation)
+    if has_user_defined_parts(config):
+        config = with_run(config, isolation=isolation_here(config.run.isolation, config.run.engine))
+    experiment = resolve(config, population)
+    if begun_on not in TOGETHER:
+        return experiment
+    return replace(experiment, public=public_values(with_run(config, engine=begun_on), population.data))  # its rounds rest on it
+
+
+def has_user_defined_parts(config: Config) -> bool:
+    """Return whether a user-defined model, task or method may see a client's data."""
+    return not config.model.built_in or task_of(config).own or is_own(method_of(config))
+
+
+def with_run(config: Config, **keys: Any) -> Config:
+    """Return the configuration with keys of its section `run` changed."""
+    return config.model_copy(update={"run": config.run.model_copy(update=keys)})

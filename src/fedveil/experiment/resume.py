@@ -1,0 +1,115 @@
+"""Resuming an interrupted run: which directory, which configuration, whether it is the same run."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import ConfigError, LedgerError
+from fedveil.experiment.config import Config, flat, without_free_keys
+from fedveil.experiment.config_files import read_config
+from fedveil.experiment.plugins import digests
+from fedveil.experiment.public_values import TOGETHER
+from fedveil.federation.checkpoint import ledger_position
+from fedveil.ledger.files import head_path
+from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.ledger.ledger_store import SCHEMA, schema_of
+
+if TYPE_CHECKING:
+    from fedveil.experiment.assembly import Prepared
+    from fedveil.federation.progress import Progress
+
+
+def begun(path: Path) -> bool:
+    """Whether a directory holds a run that may have released something; if not, it was killed at its start."""
+    names = ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
+    return any((path / name).exists() for name in names)
+
+
+def resumable(path: Path) -> Config:
+    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, if it is complete, or too old."""
+    refuse_earlier(path)
+    begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
+    if not (path / "config.toml").is_file() or not begun:
+        raise ConfigError(f"{path} holds no run: there is nothing to resume; start one with `fedveil run` and another --out")
+    if (path / "summary.json").exists():
+        raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
+    return read_config(path / "config.toml")
+
+
+def refuse_earlier(path: Path) -> None:
+    """Raise ConfigError for a run directory of an earlier version: nothing that is made today continues what it released."""
+    ledger = path / "ledger.sqlite"
+    if ledger.is_file() and 0 < schema_of(ledger) < SCHEMA:
+        raise ConfigError(
+            f"the run in {path} was made by an earlier version, whose noise was floating-point, so that its proven numbers do "
+            f"not hold for the bits that left: it can be shown (fedveil ledger, report, certify, plot), but neither continued "
+            f"nor audited as what it was; start anew in another directory"
+        )
+
+
+def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False) -> None:
+    """Refuse a configuration that would give another result; the message shows what differs.
+
+    What plugins contain is compared by `identity`.
+
+    Args:
+        but_model: leave out what the section `model` records, which is not known before the model is built.
+    """
+    if (saved.run.engine == "flower") != (now.run.engine == "flower"):
+        raise ConfigError(
+            f"the run in {path} was begun with run.engine = {saved.run.engine!r}, and is resumed with {now.run.engine!r}: with "
+            f"flower the clients keep their own states, else the run does; resume with its own engine"
+        )
+    if now.run.engine in TOGETHER and saved.run.engine not in TOGETHER:
+        raise ConfigError(
+            f"the run in {path} was begun with run.engine = {saved.run.engine!r}, and is resumed with {now.run.engine!r}, which "
+            f"trains several clients in one pass: its statement does not assume that these leave each other's rounding alone; "
+            f"resume with run.engine = 'auto'"
+        )
+    old, new = (flat(without_free_keys(config.resolved())) for config in (saved, now))
+    keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
+    keys = [k for k in keys if not (but_model and k.startswith("model.recorded."))]
+    if keys:
+        shown = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
+        raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")
+
+
+def run_id_of(path: Path) -> str:
+    """The name that the run's releases carry in its ledger; raises LedgerError if that is not the one the checkpoint knew.
+
+    A ledger that is ahead of the checkpoint is right: the interrupted round's releases count.
+    """
+    seq, digest = ledger_position(path / "checkpoint")
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        if not ledger.holds(seq, digest):
+            raise LedgerError(
+                f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and not the one with number "
+                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer "
+                f"one; without it, count the budget as spent and release nothing more of these data"
+            )
+        return ledger.run
+
+
+def count_spent(progress: Progress, path: Path) -> None:
+    """Raise the rounds each client took part in to those its ledger charges it for: an interrupted round's clients are charged.
+
+    For secret noise, whose interrupted round is done again with other clients; else they would be sampled without a budget left.
+    """
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        charged = Counter(entry.client for _, _, entry in ledger.entries() if entry.client != AGGREGATE)
+    for client, releases in charged.items():
+        progress.seen[client] = max(progress.seen.get(client, 0), releases)
+
+
+def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """What a checkpoint belongs to: the run, a checksum of labels, sizes and some of the examples, and the plugins' code."""
+    clients = prepared.clients
+    parts = (clients.offsets, clients.y.numpy(), clients.x[:: max(1, len(clients.x) // 1000)].numpy())
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part.tobytes(), checksum)
+    return {"run": run, "data": checksum, **({"plugins": digests(plugins)} if plugins else {})}

@@ -1,0 +1,155 @@
+"""Trackers, which follow a run round by round, and the values that they get.
+
+A tracker is found through the entry points of its group, so that a package of one's own can bring one.
+What it is told is what the run directory holds: training losses and clients' accuracies in it are computed from private data
+without noise, so a tracker must be as private as the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from fedveil.errors import FedveilError, unknown
+from fedveil.experiment.config import flat
+from fedveil.experiment.run_directory import layer_cells, present
+from fedveil.federation.history import Columns
+
+if TYPE_CHECKING:
+    from fedveil.federation.history import Row
+    from fedveil.statement.statement import Statement
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a tracker gets when a run begins or goes on.
+
+    Args:
+        run: the run's id. path: its directory. config: the whole configuration by section. layers: names of the model's layers.
+        history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
+        columns: what the numbers of a row are, in words; marked private once a round has kept a value so.
+    """
+
+    run: str
+    path: Path
+    config: Mapping[str, Any]
+    statement: Statement
+    layers: tuple[str, ...]
+    history: Sequence[Row] = ()
+    columns: Columns = field(default_factory=Columns)
+
+
+def numbers(record: Row, layers: Sequence[str], columns: Columns | None = None) -> dict[str, float]:
+    """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
+    columns = columns or Columns()
+    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and columns[k].kind == "number"}
+    for column, values in layer_cells(record, len(layers), columns).items():
+        found.update({f"{column.name}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
+    return found
+
+
+def settings(begun: Begun) -> dict[str, Any]:
+    """The configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
+    keys = flat(present(begun.config))
+    found = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
+    for numbers in begun.statement.views:
+        reason = f": {numbers.proven.reason}" if numbers.proven.reason else ""
+        found[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
+        if numbers.claimed is not None:
+            found[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
+    return found
+
+
+def epsilons(statement: Statement) -> dict[str, float]:
+    """Claimed and proven epsilon by view, where finite."""
+    found = {f"proven_epsilon/{v.view.value}": v.proven.epsilon for v in statement.views}
+    found |= {f"claimed_epsilon/{v.view.value}": v.claimed.epsilon for v in statement.views if v.claimed is not None}
+    return {key: epsilon for key, epsilon in found.items() if math.isfinite(epsilon)}
+
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Tracker(Protocol):
+    """Something that follows a run. What `begin` raises ends the run before training; afterwards it costs the tracker only."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def begin(self, begun: Begun) -> None:
+        """Before the first round."""
+        ...
+
+    def round(self, record: Row) -> None:
+        """After each round, with the history's new row."""
+        ...
+
+    def end(self, status: Status) -> None:
+        """When all files of the run are written, or when it was cut short."""
+        ...
+
+
+def tracker_named(name: str) -> Tracker:
+    """A new tracker of that name, as `run.track` gives it.
+
+    Raises:
+        ConfigError: no installed package brings it.
+    """
+    found = entry_points(group="fedveil.trackers")
+    if name not in found.names:
+        raise unknown("run.track", name, "tracker", sorted(found.names))
+    make: Callable[[], Tracker] = found[name].load()
+    return make()
+
+
+@contextmanager
+def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Row], None]]:
+    """Begin with all trackers, hand each round's row to them, and end them however the run ends.
+
+    A tracker that fails after training has begun is not called again, and a warning says so; the run goes on.
+
+    Raises:
+        FedveilError: a tracker cannot begin.
+    """
+    active: list[Tracker] = []
+
+    def each(tell: Callable[[Tracker], None]) -> None:
+        for tracker in list(active):
+            try:
+                tell(tracker)
+            except Exception as error:
+                active.remove(tracker)
+                warnings.warn(
+                    f"{tracker.name} failed and is not called again in this run ({type(error).__name__}: {error}); "
+                    f"everything is in {begun.path}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    status: Status = "FAILED"
+    try:
+        for tracker in trackers:
+            try:
+                tracker.begin(begun)
+            except Exception as error:
+                raise FedveilError(
+                    f"{tracker.name} cannot follow the run: {type(error).__name__}: {error}; nothing was trained: "
+                    f"leave it out of run.track, or put it right and resume {begun.path}"
+                ) from error
+            active.append(tracker)
+        yield lambda record: each(lambda tracker: tracker.round(record))
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        each(lambda tracker: tracker.end(status))

@@ -1,0 +1,1 @@
+"""The gradient of each example, and its norm."""

@@ -1,1 +1,0 @@
-"""Everything drawn: report, comparison and explorer pages, figures."""

@@ -1,1 +1,0 @@
-"""One run from its configuration to its directory."""

@@ -1,9 +1,0 @@
-"""The model learns which pumps fail first."""
-
-from __future__ import annotations
-
-from fedveil.run.result import Result
-
-
-def test_it_learns(result: Result) -> None:
-    assert result.score > 0.65  # concordance; chance is one half

@@ -34,13 +34,13 @@ from fedveil.audit.canaries import (
     threshold_bound,
 )
 from fedveil.audit.dp_sgd_audit import DpSgdClient, audit_canaries, audit_two_worlds
-from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.subject import Subject, epsilon_ceiling
 from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
 from fedveil.audit.two_world import Rates, choose_threshold, rates
 from fedveil.experiment.config import parse
 from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.papers.convergent_dp.audit import LinearRun, audit_linear_loss
 
 DELTA = 1e-5
 ALPHA = 0.05

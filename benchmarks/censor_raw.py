@@ -17,7 +17,7 @@ import torch
 from fedveil.attacks.snapshot import Snapshot, snapshot_of
 from fedveil.experiment.config import parse
 from fedveil.experiment.resolve import opened
-from fedveil.methods.censor import Orthogonal
+from fedveil.papers.fedanc.baselines import Orthogonal
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec
 from fedveil.training.params import FlatModel

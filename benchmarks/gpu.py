@@ -26,9 +26,9 @@ from fedveil.executors.inline import Inline
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Engine
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
+from fedveil.papers.ladp_fl.method import LaDPFL
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Precision
 from limit import WORKLOADS, Workload

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.resolve import resolve
 from fedveil.experiment.run import run
-from fedveil.methods.ladp_fl import layer_kl
+from fedveil.papers.ladp_fl.method import layer_kl
 
 WEIGHTS, MOVE, DRAWS = 1000, 0.01, 1000
 

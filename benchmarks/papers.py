@@ -41,7 +41,7 @@ def fedglp() -> Iterator[Job]:
 
     With the noise of eight tensors, as these runs were made; the preset's is that of four layers.
     """
-    from fedveil.papers.fedglp_adp.fedglp_claim import accountant_noise_multiplier
+    from fedveil.papers.fedglp_adp.claim import accountant_noise_multiplier
 
     own_tests = ("data.partition.alpha=1.0", "data.client_test_fraction=0.5", "training.personal_on_test_set=false")
     base = ("model.channels=[8, 16]", "model.hidden=64", *own_tests, "training.evaluate_every=20")

@@ -23,7 +23,6 @@ ROOMS = (
     "errors",
     "registry",
     "accounting",
-    "papers",
     "ledger",
     "drawing",
     "data",
@@ -45,11 +44,30 @@ ROOMS = (
     "testing",
     "api",
     "cli",
+    "papers",
     "deploy",
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 
 TO_REGISTER = (
+    "fedveil.experiment.config_files imports fedveil.papers.paper_files",
+    "fedveil.methods.method_table imports fedveil.papers.aldp_fl.baselines",
+    "fedveil.methods.method_table imports fedveil.papers.aldp_fl.method",
+    "fedveil.methods.method_table imports fedveil.papers.convergent_dp.method",
+    "fedveil.methods.method_table imports fedveil.papers.fedanc.baselines",
+    "fedveil.methods.method_table imports fedveil.papers.fedanc.method",
+    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.fisher_baselines",
+    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.method",
+    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.sparse_baselines",
+    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.adapldp",
+    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.baselines",
+    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.method",
+    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.noise_schedules",
+    "fedveil.methods.projected imports fedveil.papers.convergent_dp.claim",
+    "fedveil.report.explorer imports fedveil.papers.paper_files",
+    "fedveil.studies.reproduce.measurements imports fedveil.papers.convergent_dp.measurements",
+    "fedveil.studies.reproduce.measurements imports fedveil.papers.ladp_fl.measurements",
+    "fedveil.studies.reproduce.recipe_files imports fedveil.papers.paper_files",
     "fedveil.cli.app imports fedveil.deploy.commands",
     "fedveil.cli.view_commands imports fedveil.deploy.client_ledger",
     "fedveil.experiment.run imports fedveil.deploy.grid_engine",
@@ -166,7 +184,7 @@ def test_mechanisms_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-MAKE_CONFIGURATIONS = ("studies", "api", "cli", "testing", "report")
+MAKE_CONFIGURATIONS = ("studies", "api", "cli", "testing", "report", "papers")
 """Rooms that read, make, compare and show configurations."""
 CONFIGURATION_FILES = {
     f"experiment/{name}.py"

@@ -16,8 +16,8 @@ from fedveil.accounting.accountant import calibrate
 from fedveil.accounting.gaussian import classical_noise_multiplier, mu_of, tpr
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, SampledGaussian, View
-from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import StepRates
+from fedveil.papers.convergent_dp import claim as noisy_fedavg
+from fedveil.papers.convergent_dp.claim import StepRates
 
 RED, BLUE, GREEN, GREY = "#b3261e", "#1f5fa8", "#2e7d4f", "#6b6b6b"
 STYLE = {

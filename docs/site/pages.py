@@ -33,7 +33,7 @@ PARTS = {
     "configuration": ("Configuration, training and verification", {"experiment"}),
     "training": ("Statement", {"statement"}),
     "models": ("Models and tasks", {"models", "tasks"}),
-    "methods": ("Methods", {"methods"}),
+    "methods": ("Methods", {"methods", "papers"}),
     "flower": ("Inside Flower", {"deploy"}),
     "errors": ("Errors", {"errors"}),
 }

@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 
 from fedveil.accounting import last_iterate as li
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import equality_coefficient, optimum_as_printed
+from fedveil.papers.convergent_dp.claim import equality_coefficient, optimum_as_printed
 
 HIDDEN = {"hidden_iterates": True, "clipping_inactive": True}
 Instance = tuple[list[float], list[float], list[float], list[float]]

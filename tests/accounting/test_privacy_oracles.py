@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.accounting import gaussian, last_iterate, subsampled, truncated
+from fedveil.accounting import gaussian, last_iterate, subsampled
 from fedveil.accounting.types import Adjacency, View
-from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import StepRates
-from fedveil.papers.fedanc import fedanc_claim as fedanc
-from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.papers.ladp_fl import ladp_claim as ladp
+from fedveil.papers.aldp_fl import claim
+from fedveil.papers.convergent_dp import claim as noisy_fedavg
+from fedveil.papers.convergent_dp.claim import StepRates
+from fedveil.papers.fedanc import method as fedanc
+from fedveil.papers.fedglp_adp import claim as fedglp
+from fedveil.papers.ladp_fl import claim as ladp
 
 ORACLES = {row["expr"]: float(row["value"]) for row in json.loads((Path(__file__).parent / "oracles.json").read_text())}
 ZERO = Adjacency.ZERO_OUT
@@ -116,14 +117,14 @@ CALLS: dict[str, Callable[[], float]] = {
     "secagg n=10, beta=1, 50 rounds, one noise per round, zero-out: gdp_eps(sqrt(5),1e-5)": lambda: gaussian.epsilon_of(
         fedanc.release_mu(1, 50, ZERO, aggregated=10), 1e-5
     ),
-    "sigma/Delta = sqrt(2 ln(1.25/1e-7))/4": lambda: truncated.claimed_std(4, 1e-7, 1),
-    "tn_delta_1d(sigma=0.3, b=1.0, shift=0.3, eps=1.0)": lambda: truncated.delta_1d(0.3, 1, 0.3, 1),
-    "tn_delta_1d(sigma=0.5, b=1.0, shift=0.4, eps=0.5)": lambda: truncated.delta_1d(0.5, 1, 0.4, 0.5),
-    "tn_delta_1d(sigma=1.0, b=1.0, shift=0.2, eps=1.0)": lambda: truncated.delta_1d(1, 1, 0.2, 1),
-    "tn_delta_1d(sigma=2.0, b=1.0, shift=1.5, eps=0.1)": lambda: truncated.delta_1d(2, 1, 1.5, 0.1),
-    "tn_delta_inf(sigma=0.3, b=1.0, shift=0.3)": lambda: truncated.delta_floor(0.3, 1, 0.3),
-    "tn_delta_inf(sigma=2.0, b=1.0, shift=1.5)": lambda: truncated.delta_floor(2, 1, 1.5),
-    "delta_inf, dim=1000, equal spread of ||v||=.3, sigma=.3, b=1": lambda: truncated.delta_floor_of(
+    "sigma/Delta = sqrt(2 ln(1.25/1e-7))/4": lambda: claim.claimed_std(4, 1e-7, 1),
+    "tn_delta_1d(sigma=0.3, b=1.0, shift=0.3, eps=1.0)": lambda: claim.delta_1d(0.3, 1, 0.3, 1),
+    "tn_delta_1d(sigma=0.5, b=1.0, shift=0.4, eps=0.5)": lambda: claim.delta_1d(0.5, 1, 0.4, 0.5),
+    "tn_delta_1d(sigma=1.0, b=1.0, shift=0.2, eps=1.0)": lambda: claim.delta_1d(1, 1, 0.2, 1),
+    "tn_delta_1d(sigma=2.0, b=1.0, shift=1.5, eps=0.1)": lambda: claim.delta_1d(2, 1, 1.5, 0.1),
+    "tn_delta_inf(sigma=0.3, b=1.0, shift=0.3)": lambda: claim.delta_floor(0.3, 1, 0.3),
+    "tn_delta_inf(sigma=2.0, b=1.0, shift=1.5)": lambda: claim.delta_floor(2, 1, 1.5),
+    "delta_inf, dim=1000, equal spread of ||v||=.3, sigma=.3, b=1": lambda: claim.delta_floor_of(
         0.3, 1, [0.3 / math.sqrt(1000)] * 1000
     ),
     "mu_groups([.5,.3,.2],[1,.6,.2])": lambda: gaussian.mu_groups([0.5, 0.3, 0.2], [1, 0.6, 0.2]),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedveil.attacks.reconstruction import constraint
-from fedveil.methods.censor import candidate
+from fedveil.papers.fedanc.baselines import candidate
 
 
 def test_constraint_by_hand() -> None:

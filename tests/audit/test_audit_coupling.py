@@ -12,7 +12,7 @@ from fedveil.audit.training_audit import Trainer, pairs, supports_given_releases
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import parse
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.methods.fedglp_parts import TwoLosses, grown
+from fedveil.papers.fedglp_adp.method import TwoLosses, grown
 from fedveil.training.local import Client, Local
 
 ROUNDS = 6

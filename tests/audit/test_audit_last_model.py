@@ -12,12 +12,12 @@ from fedveil.accounting import gaussian
 from fedveil.accounting.types import View
 from fedveil.attacks.audit_run import audit_config
 from fedveil.audit.adapter import Case, LinearLoss, linear_model
-from fedveil.audit.linear_loss import LinearRun
 from fedveil.audit.training_audit import Runs, audit_last_model
 from fedveil.audit.two_world import draw, midpoint, rates
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.papers.convergent_dp.audit import LinearRun
 from fedveil.training.local import Local, train
 
 DELTA = 1e-5

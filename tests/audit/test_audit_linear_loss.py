@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.errors import ConfigError
+from fedveil.papers.convergent_dp.audit import LinearRun, audit_linear_loss
 
 
 @pytest.mark.parametrize(

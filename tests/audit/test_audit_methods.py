@@ -16,7 +16,6 @@ from federation_runs import DEFENCES
 from fedveil.accounting.types import Audit, View
 from fedveil.attacks.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
-from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
@@ -28,6 +27,7 @@ from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Plan
 from fedveil.mechanism.sampler import rounded_normal
 from fedveil.methods.method_registry import METHODS
+from fedveil.papers.convergent_dp.audit import LinearRun, audit_linear_loss
 from fedveil.release.noise import Randomness
 from fedveil.statement.statement_layout import read_statement, to_dict
 from fedveil.training.params import Layout

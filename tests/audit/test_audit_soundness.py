@@ -15,13 +15,13 @@ from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case, release_subject
 from fedveil.audit.canaries import Guesses, epsilon_bound, guess, mu_bound, simulate_gaussian, threshold_bound
-from fedveil.audit.linear_loss import LinearRun, counts
 from fedveil.audit.single_upload import _scores, audit_noise, releases, single_upload
 from fedveil.audit.subject import Output, Subject
 from fedveil.audit.two_world import Repeats, choose_threshold, curve_of, many_runs, midpoint, rates, tradeoff_of_profile
 from fedveil.experiment.config import parse
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta
+from fedveil.papers.convergent_dp.audit import LinearRun, counts
+from fedveil.papers.ladp_fl.claim import scale_leak_delta
 
 REPEATS = 400
 ALPHA = 0.05

@@ -14,9 +14,9 @@ from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import method_of
 from fedveil.experiment.run_directory import write_config
 from fedveil.experiment.sections import PluginMethod, given_keys
-from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models.networks import MlpOptions, ResnetOptions
+from fedveil.papers.aldp_fl.method import ALDPFL
 
 
 def test_the_default_is_typed() -> None:

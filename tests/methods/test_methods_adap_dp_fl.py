@@ -15,10 +15,10 @@ from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import event_of
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, step_of
-from fedveil.methods.adap_dp_fl import AdapDPFL, Following, no_cheaper
-from fedveil.methods.fedanc import FedANC
 from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
+from fedveil.papers.fedanc.method import FedANC
+from fedveil.papers.ladp_fl.baselines import AdapDPFL, Following, no_cheaper
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
 

@@ -19,10 +19,9 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, reason_of
-from fedveil.methods.adapldp import AdapLDP, ReleasedScaler
-from fedveil.methods.adapldp_parts import Scalers, Scaling, laplace, turned
 from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.baseline_formulas import adapldp_scale
+from fedveil.papers.ladp_fl.adapldp import AdapLDP, ReleasedScaler, Scalers, Scaling, laplace, turned
+from fedveil.papers.ladp_fl.claim import adapldp_scale
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload

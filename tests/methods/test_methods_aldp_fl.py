@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from fedveil.accounting import truncated
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Raw
-from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
 from fedveil.methods.method_registry import method_from
 from fedveil.methods.run_cost import Planner
+from fedveil.papers.aldp_fl import claim as truncated
+from fedveil.papers.aldp_fl.method import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import (

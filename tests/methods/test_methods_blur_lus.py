@@ -18,9 +18,9 @@ from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, Released
-from fedveil.methods.blur_lus import BlurLus, ShortAndSparse
 from fedveil.methods.method_registry import described
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
+from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier
+from fedveil.papers.fedglp_adp.sparse_baselines import BlurLus, ShortAndSparse
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from fisher_clients import X, Y

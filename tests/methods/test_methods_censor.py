@@ -11,7 +11,7 @@ from torch import nn
 
 import method_kit as h
 from fedveil.experiment.certify import certify_config
-from fedveil.methods.censor import Orthogonal, candidate
+from fedveil.papers.fedanc.baselines import Orthogonal, candidate
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec
 from fedveil.training.params import FlatModel
@@ -82,7 +82,7 @@ def test_a_layer_without_gradient() -> None:
 
 
 def test_it_is_the_public_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.methods.censor._secret_seed", lambda own: 7)
+    monkeypatch.setattr("fedveil.papers.fedanc.baselines._secret_seed", lambda own: 7)
     _, sent = replaced(local(), objective(form="repo"))
     assert sent.tolist() == pytest.approx(PUBLIC_CODE, rel=1e-4)
 

@@ -17,8 +17,8 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, Upload
-from fedveil.methods.fed_addp import FedADDP, RangedNoise, magnitude, unit
-from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
+from fedveil.papers.fedglp_adp.claim import fedaddp_noise
+from fedveil.papers.fedglp_adp.fisher_baselines import FedADDP, RangedNoise, magnitude, unit
 from fedveil.training.local import train
 from fisher_clients import X, Y, as_recorded, client
 

@@ -17,13 +17,11 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.methods.fed_dpa import FedDPA, TwoPasses
-from fedveil.methods.fisher_split import fisher, fisher_split, pull, pull_to, scaled
 from fedveil.methods.method import weighting_of
 from fedveil.methods.run_cost import releases_to
-from fedveil.methods.summed_noise import sigma_of
-from fedveil.papers.fedglp_adp.baseline_claims import record_steps
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
+from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier, record_steps
+from fedveil.papers.fedglp_adp.fisher_baselines import FedDPA, TwoPasses, fisher, fisher_split, pull, pull_to, scaled
+from fedveil.papers.fedglp_adp.sparse_baselines import sigma_of
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel, Layout
 from fisher_clients import X, Y, as_recorded, client, network

@@ -21,8 +21,8 @@ from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released
-from fedveil.methods.fed_smp import DrawnMask, FedSMP, MovedMask, PublicMask, Scaled
-from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
+from fedveil.papers.fedglp_adp.claim import fedsmp_epsilon, fedsmp_noise_multiplier
+from fedveil.papers.fedglp_adp.sparse_baselines import DrawnMask, FedSMP, MovedMask, PublicMask, Scaled
 from fedveil.training.local import train
 from fedveil.training.params import Layout
 from fisher_clients import X, Y, client

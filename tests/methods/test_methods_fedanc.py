@@ -25,12 +25,10 @@ from fedveil.experiment.run import run
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released, Upload
-from fedveil.methods.fedanc import FedANC
-from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
-from fedveil.methods.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
 from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
-from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
+from fedveil.papers.fedanc.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
+from fedveil.papers.fedanc.method import Budgeted, FedANC, SparseNoise, captured, claimed_epsilon, estimate, tradeoff
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
 from method_kit import planner

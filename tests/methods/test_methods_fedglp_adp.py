@@ -28,21 +28,23 @@ from fedveil.federation.progress import start
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import CoverageMean
-from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
-from fedveil.methods.fedglp_parts import (
+from fedveil.methods.run_cost import Planner
+from fedveil.methods.setting import Setting
+from fedveil.papers.fedglp_adp import claim as fedglp
+from fedveil.papers.fedglp_adp.claim import ORDERS
+from fedveil.papers.fedglp_adp.method import (
     ClipWeights,
+    FedGLPADP,
     TwoLosses,
     clip_weights,
     grown,
     network_layers,
     next_log_odds,
+    personal_share,
     share_after,
+    sigma,
     start_log_odds,
 )
-from fedveil.methods.run_cost import Planner
-from fedveil.methods.setting import Setting
-from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel, Layout
 

@@ -15,7 +15,7 @@ from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Plan, Raw
-from fedveil.methods.gfl_aldpa import GFLALDPA, drawn, largest
+from fedveil.papers.aldp_fl.baselines import GFLALDPA, drawn, largest
 from method_kit import planner
 
 

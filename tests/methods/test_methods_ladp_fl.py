@@ -17,9 +17,9 @@ from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
-from fedveil.methods.ladp_fl import Estimated, LaDPFL, layer_kl, noise_kl
 from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.ladp_claim import softmax_kl
+from fedveil.papers.ladp_fl.claim import softmax_kl
+from fedveil.papers.ladp_fl.method import Estimated, LaDPFL, layer_kl, noise_kl
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 from method_kit import (

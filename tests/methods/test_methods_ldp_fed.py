@@ -17,7 +17,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Raw
-from fedveil.methods.ldp_fed import LDPFed, NoisyGradients, Ordinal, laplace_variance, truncated_laplace, turn
+from fedveil.papers.aldp_fl.baselines import LDPFed, NoisyGradients, Ordinal, laplace_variance, truncated_laplace, turn
 from fedveil.training.local import BatchGradient, Local, LocalSpec, train
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import FlatModel, Layout

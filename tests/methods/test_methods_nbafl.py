@@ -17,8 +17,8 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, reason_of
-from fedveil.methods.nbafl import NbAFL
-from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
+from fedveil.papers.ladp_fl.baselines import NbAFL
+from fedveil.papers.ladp_fl.claim import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import (
     charged_mu,
@@ -78,7 +78,7 @@ def test_the_server_fills_up_to_what_all_broadcasts_need(n: int, cohort: int, ro
 
 def test_full_dp_of_ladp_fl_is_twice_its_own_noise() -> None:
     """c 2 eta E G_c / epsilon = 2.87582 * 8 / 0.2 = 115.03 on every weight; Theorem 3 at P = B has 57.10."""
-    from fedveil.methods.ladp_fl import LaDPFL
+    from fedveil.papers.ladp_fl.method import LaDPFL
 
     full = NbAFL(variant="published", source="ladp-fl").noise_std(ladp())
     assert full == pytest.approx(115.03275, rel=1e-6)

@@ -22,11 +22,9 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Scheduled
-from fedveil.methods.dpa_ldp import DPALDP
-from fedveil.methods.noise_schedule import priced
 from fedveil.methods.run_cost import Planner
-from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
-from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
+from fedveil.papers.ladp_fl.claim import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
+from fedveil.papers.ladp_fl.noise_schedules import DPALDP, Refined, TimeVaryingDP, priced
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 

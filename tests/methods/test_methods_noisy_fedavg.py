@@ -26,12 +26,11 @@ from fedveil.federation.round import ClientTask, client_round
 from fedveil.mechanism.grid import from_grid, to_grid
 from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.base import Mean, SumServer
-from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.projected import Projected, Trajectory, assumptions_of, last_model_mu
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
-from fedveil.methods.trajectory import trajectory, upload_std
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates, linear_loss_mu
+from fedveil.papers.convergent_dp.claim import FedAvgClaim, StepRates, linear_loss_mu
+from fedveil.papers.convergent_dp.method import NoisyFedAvg, trajectory, upload_std
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
 from fedveil.training.local import Client, LocalSpec, OptimizerSpec, Plain

@@ -15,11 +15,10 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, View
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.methods.noisy_fedprox import NoisyFedProx
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.setting import Setting
-from fedveil.methods.trajectory import trajectory
-from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox, linear_loss_mu
+from fedveil.papers.convergent_dp.claim import claim_fedprox, linear_loss_mu
+from fedveil.papers.convergent_dp.method import NoisyFedProx, trajectory
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, setting, swapped_plans, trained

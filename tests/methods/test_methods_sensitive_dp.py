@@ -17,7 +17,7 @@ from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
 from fedveil.methods.run_cost import Planner
-from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
+from fedveil.papers.ladp_fl.baselines import RawHistory, Remembered, SensitiveDP
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload

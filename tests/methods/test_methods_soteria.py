@@ -17,7 +17,7 @@ from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.gradient_compression import last_matrix
-from fedveil.methods.soteria import Soteria, columns, sensitivities
+from fedveil.papers.fedanc.baselines import Soteria, columns, sensitivities
 from fedveil.training.params import FlatModel, Layout
 
 SERVER = {"privacy": {"view": "server"}}
@@ -90,7 +90,7 @@ def test_each_batch_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
         assert options == {"form": "repo", "rate": 0.6}
         return torch.arange(16) < 3
 
-    monkeypatch.setattr("fedveil.methods.soteria.columns", first_three)
+    monkeypatch.setattr("fedveil.papers.fedanc.baselines.columns", first_three)
     config = h.digits({"name": "soteria"}, "model={name='mlp', hidden=[16]}", rounds=1, **SERVER)
     job = h.job_of(config)
     layout, before = job.context.door.layout, start(job).model

@@ -21,13 +21,13 @@ from fedveil.experiment.run_directory import write_config
 from fedveil.experiment.sections import given_keys
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.methods.aldp_fl import ALDPFL
-from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.methods.fedglp_adp import FedGLPADP
-from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import described, method_from
+from fedveil.papers.aldp_fl.method import ALDPFL
+from fedveil.papers.fedanc.method import FedANC
+from fedveil.papers.fedglp_adp.method import FedGLPADP
+from fedveil.papers.ladp_fl.method import LaDPFL
 from fedveil.studies.compare.comparison import default_out
 from fedveil.training.local import LocalSpec
 

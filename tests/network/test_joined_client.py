@@ -63,7 +63,7 @@ from fedveil.experiment.run_directory import write_config
 from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Released
-from fedveil.methods.fedanc import FedANC
+from fedveil.papers.fedanc.method import FedANC
 from full_disk import NoRoomForStates
 from joined_clients import Nobody, configuration, consent, files, machines, rows, served, small
 from kill_points import kill_at

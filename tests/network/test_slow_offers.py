@@ -12,7 +12,7 @@ import pytest
 from federation_runs import config
 from fedveil.deploy.join import JoinedClient
 from fedveil.deploy.offers import offer_bytes, offer_of, read_consent
-from fedveil.methods.gfl_aldpa import GFLALDPA
+from fedveil.papers.aldp_fl.baselines import GFLALDPA
 from joined_clients import consent
 
 LIFETIME = {view: {"epsilon": 8.001, "delta": 0.01} for view in ("server", "aggregate")}

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, truncated
+from fedveil.accounting import accountant, gaussian, last_iterate, subsampled
 from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER, expected_share, gathered_ratio, verdict_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
-from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import StepRates
-from fedveil.papers.fedanc import fedanc_claim as fedanc
-from fedveil.papers.fedglp_adp import baseline_claims as baselines
-from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon
-from fedveil.papers.ladp_fl import ladp_claim as ladp
+from fedveil.papers.aldp_fl import claim as truncated
+from fedveil.papers.convergent_dp import claim as noisy_fedavg
+from fedveil.papers.convergent_dp.claim import StepRates
+from fedveil.papers.fedanc import method as fedanc
+from fedveil.papers.fedglp_adp import claim as baselines
+from fedveil.papers.fedglp_adp import claim as fedglp
+from fedveil.papers.fedglp_adp.claim import opacus_epsilon
+from fedveil.papers.ladp_fl import claim as ladp
 from fedveil.papers.paper_files import paper_notes
 from fedveil.report.explorer import explorer_methods, explorer_values
 from fedveil.report.web_page import web_file

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.papers.ladp_fl.ladp_claim import constant_as_printed, sensitivity_theorem2
+from fedveil.papers.ladp_fl.claim import constant_as_printed, sensitivity_theorem2
 
 PAGE = (Path(__file__).parents[2] / "docs" / "papers" / "ladp-fl.md").read_text()
 ROUNDS, DELTA, UPLOADS = 400, 0.02, 10

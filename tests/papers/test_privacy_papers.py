@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import ndtr
 
-from fedveil.accounting import truncated
 from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, View
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
-from fedveil.papers.convergent_dp.convergent_claim import StepRates
-from fedveil.papers.fedanc import fedanc_claim as fedanc
-from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
-from fedveil.papers.ladp_fl import ladp_claim as ladp
+from fedveil.papers.aldp_fl import claim as truncated
+from fedveil.papers.convergent_dp import claim as noisy_fedavg
+from fedveil.papers.convergent_dp.claim import StepRates
+from fedveil.papers.fedanc import method as fedanc
+from fedveil.papers.fedglp_adp import claim as fedglp
+from fedveil.papers.ladp_fl import claim as ladp
 
 ZERO = Adjacency.ZERO_OUT
 settings_002 = {"learning_rate": 0.1, "clip": 10.0, "steps": 5, "smoothness": 1.0, "clients": 50, "noise_std": 1.0}

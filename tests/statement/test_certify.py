@@ -27,9 +27,9 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify, certify_config
 from fedveil.experiment.config import parse
 from fedveil.mechanism.cost import step_sensitivity
-from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.setting import Setting
+from fedveil.papers.aldp_fl.method import ALDPFL
 from fedveil.statement.advice import learnability
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_layout import from_dict, render, render_brief, to_dict, to_markdown

@@ -33,12 +33,11 @@ from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.methods.base import Fixed
 from fedveil.methods.dp_scaffold import DPScaffold
-from fedveil.methods.fed_addp import FedADDP
-from fedveil.methods.fed_dpa import FedDPA
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
-from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
+from fedveil.papers.fedglp_adp.fisher_baselines import FedADDP, FedDPA
+from fedveil.papers.fedglp_adp.method import FedGLPADP
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import from_dict, render, to_dict, to_markdown
 from fedveil.statement.statement_text import if_seen, numbers_table

@@ -10,7 +10,7 @@ import pytest
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.run import run
-from fedveil.studies.reproduce.budget_measurement import of_budget
+from fedveil.papers.ladp_fl.measurements import of_budget
 from method_kit import digits
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
-from fedveil.papers.convergent_dp.printed_sensitivity import printed_sensitivity, printed_sensitivity_fedprox
-from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
+from fedveil.papers.convergent_dp.claim import FedAvgClaim, StepRates, printed_sensitivity, printed_sensitivity_fedprox
+from fedveil.papers.convergent_dp.measurements import of_sensitivity_terms, of_worst_privacy
 from fedveil.studies.reproduce.recipe import rows
 from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe
 from fedveil.studies.reproduce.reproduction import ReproductionSpec, reproduce

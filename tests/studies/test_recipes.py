@@ -12,8 +12,7 @@ import pytest
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.public_setting import setting_of
-from fedveil.methods.dpa_ldp import DPALDP
-from fedveil.methods.time_varying_dp import TimeVaryingDP
+from fedveil.papers.ladp_fl.noise_schedules import DPALDP, TimeVaryingDP
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
 from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, recipe_names, settings_digest

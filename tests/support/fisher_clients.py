@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.methods import fisher_split
 from fedveil.methods.base import Setting
+from fedveil.papers.fedglp_adp import fisher_baselines
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 
@@ -43,7 +43,7 @@ def as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     In the recording it was the last; on a processor with other instructions it need not be.
     """
-    fisher = fisher_split.fisher
+    fisher = fisher_baselines.fisher
 
     def last_is_larger(local: Local, s: Setting) -> torch.Tensor:
         values = fisher(local, s)
@@ -51,4 +51,4 @@ def as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         values[-1] = values[-2] * (1 + 1e-5)
         return values
 
-    monkeypatch.setattr(fisher_split, "fisher", last_is_larger)
+    monkeypatch.setattr(fisher_baselines, "fisher", last_is_larger)

@@ -26,9 +26,8 @@ from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
 from fedveil.methods.base import Fixed, MethodConfig, Policy, Release, Setting, Summed, SumServer
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
-from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.run_cost import Planner
-from fedveil.methods.trajectory import Trajectory
+from fedveil.papers.convergent_dp.method import NoisyFedAvg, Trajectory
 from fedveil.release.door import Door, Terms
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fedveil.mechanism.plan import Extra, Plan, Released, Upload
-from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, calibrated, sum_noise
+from fedveil.methods.shared import refuse_dp_sgd
 from fedveil.training.local import Client, Local, Plain, State
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fedveil.accounting.correlated_noise import dyadic, square_root_coefficients
 from fedveil.errors import ConfigError
 from fedveil.mechanism.mechanisms import DYADIC_BITS, Banded, Participation
 from fedveil.mechanism.plan import Plan
-from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, calibrated, sum_noise
+from fedveil.methods.shared import refuse_dp_sgd
 
 
 class BandedMF(MethodConfig):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Release, Setting, Unproven, Variant, Weighting, sum_noise, what_is_not_zero
+from fedveil.methods.shared import refuse_dp_sgd
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:

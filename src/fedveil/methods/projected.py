@@ -14,7 +14,7 @@ from fedveil.accounting.types import Adjacency, View
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.method import Method, Schedule, Summed, SumServer, weighting_of
 from fedveil.methods.setting import Setting
-from fedveil.papers.convergent_dp.convergent_claim import lipschitz, shift
+from fedveil.papers.convergent_dp.claim import lipschitz, shift
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.local import LocalSpec, Plain, Proximal, State
 from fedveil.training.optimizer import OptimizerSpec

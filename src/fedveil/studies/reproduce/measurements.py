@@ -30,8 +30,8 @@ from fedveil.experiment.recorded_run import read_run
 from fedveil.experiment.resolve import data_spec, opened
 from fedveil.experiment.run_directory import write_text
 from fedveil.federation.history import Row
-from fedveil.studies.reproduce.budget_measurement import of_budget
-from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
+from fedveil.papers.convergent_dp.measurements import of_sensitivity_terms, of_worst_privacy
+from fedveil.papers.ladp_fl.measurements import of_budget
 from fedveil.studies.reproduce.recipe import Measured
 from fedveil.studies.twin import Change, twin_runs
 

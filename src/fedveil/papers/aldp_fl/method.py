@@ -17,9 +17,8 @@ from pydantic import Field
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, layered_plan, paper_epsilon
 from fedveil.methods.base import Policy, Release, Setting, Unproven, Weighting, as_trained, sum_noise
-from fedveil.methods.two_variants import TwoVariants
+from fedveil.methods.shared import ClipRange, TwoVariants, debiased_norms, first_clips, layered_plan, paper_epsilon
 from fedveil.training.local import Client, Local, Plain, Remembering, State
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Soteria (Sun et al. 2021): the columns of the last layer's gradient that tell most of the input are not sent."""
+"""Baselines of FedANC, defences without a guarantee: Soteria (Sun et al. 2021) and CENSOR (Zhang et al. 2025)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -9,19 +10,24 @@ from pydantic import Field
 
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Released
-from fedveil.methods.base import Release, Setting, Unproven
+from fedveil.methods.base import Release, Setting, Unproven, as_trained
 from fedveil.methods.gradient_compression import Defence, last_matrix, quantile
+from fedveil.tasks.task import Task
 from fedveil.training.local import Client, Local, Plain
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedveil.training.params import FlatModel
 
+
 Form = Literal["repo", "paper"]
 _OFFSET = 0.1
 """Added to the representation in the public code, so that nothing is divided by zero."""
-_REASON = "Soteria adds no noise: all but some columns of one layer's gradient leave as they are, and raw data choose the columns"
+_SOTERIA_REASON = (
+    "Soteria adds no noise: all but some columns of one layer's gradient leave as they are, and raw data choose the columns"
+)
 
 
 class Soteria(Defence):
@@ -37,7 +43,7 @@ class Soteria(Defence):
     """
 
     name: Literal["soteria"] = "soteria"
-    reason: ClassVar[str] = _REASON
+    reason: ClassVar[str] = _SOTERIA_REASON
     reconstructed: ClassVar[str] = "sources defend one gradient; here each batch of local training is defended"
     form: Form = "repo"
     pruning_rate: float = Field(0.6, ge=0, lt=1)
@@ -123,3 +129,111 @@ def sensitivities(model: FlatModel, weight: str, x: Tensor) -> tuple[Tensor, Ten
         raise ConfigError(f"soteria needs a layer that sees each example once, and {weight} sees {tuple(r.shape[1:])}")
     norms = [torch.autograd.grad(r[:, j].sum(), x, retain_graph=True)[0].flatten(1).norm(dim=1) for j in range(r.shape[1])]
     return r.detach(), torch.stack(norms, 1)
+
+
+_STEP = 1e-4
+"""Learning rate at which candidates are tried."""
+_CENSOR_REASON = (
+    "CENSOR adds no noise of known size: the norm of each layer's gradient leaves, and the gradient itself where no candidate "
+    "lowers the loss, and after the first rounds"
+)
+
+
+class Censor(Defence):
+    """Each layer's gradient is replaced by a random direction orthogonal to it, of the same norm: the best of some trials.
+
+    Args:
+        form: `repo`, the public code: the projection is divided by the gradient's norm once instead of twice, so candidates are
+            orthogonal only to gradients of norm 1; and the raw gradient is sent where no candidate lowers the loss. `paper`,
+            orthogonal, and the best candidate is always sent.
+        trials: candidates, each of which costs a forward pass.
+        rounds: how many of the first rounds are defended. The public code defends ten epochs of one gradient each.
+        weighting: clients count by their number of examples, or all the same.
+    """
+
+    name: Literal["censor"] = "censor"
+    reason: ClassVar[str] = _CENSOR_REASON
+    reconstructed: ClassVar[str] = (
+        "sources defend one gradient an epoch; here each batch of local training is defended, and epochs are rounds"
+    )
+    form: Form = "repo"
+    trials: int = Field(20, ge=1)
+    rounds: int = Field(10, ge=0)
+
+    def release(self, s: Setting) -> Release:
+        """The upload leaves as training made it."""
+        return Unproven(("gradients", "losses"), self.reason, as_trained)
+
+    def client(self, s: Setting) -> Client:
+        """Plain training on replaced gradients."""
+        return Orthogonal(form=self.form, trials=self.trials, rounds=self.rounds, task=s.task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orthogonal(Plain):
+    """Plain training in which each batch's gradient is replaced by the best of some random candidates."""
+
+    form: Form
+    trials: int
+    rounds: int
+    task: Task
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        loss = local.gradient(local, x, y)
+        if local.round < self.rounds:
+            self.replace(local, x, y)
+        local.descend()
+        return loss
+
+    def replace(self, local: Local, x: Tensor, y: Tensor) -> None:
+        """Put the candidate with the least loss into the gradient; `repo` keeps the gradient where none is below the loss now."""
+        import torch
+
+        model = local.model
+        start, gradient, best = model.vector.clone(), model.grad.clone(), None
+        directions = torch.Generator().manual_seed(_secret_seed(local))
+        model.eval()
+        least = self._loss(local, x, y) if self.form == "repo" else torch.inf
+        for _ in range(self.trials):
+            found = candidate(model.layout.split(gradient), directions, self.form)
+            model.vector.copy_(start - _STEP * found)
+            value = self._loss(local, x, y)
+            if value < least or (best is None and self.form == "paper"):
+                least, best = value, found
+        model.train()
+        model.load(start)
+        model.grad.copy_(gradient if best is None else best)
+
+    def _loss(self, local: Local, x: Tensor, y: Tensor) -> float:
+        import torch
+
+        with torch.no_grad():
+            return float(self.task.loss(local.model.module(x).float(), y))
+
+
+def candidate(gradient: Sequence[Tensor], directions: torch.Generator, form: Form) -> Tensor:
+    """A random vector [d] with the gradient's norm in each layer, orthogonal to it there.
+
+    In the form `repo` the part along a gradient g of random unit r is r.g (1 / |g| - 1) instead of 0, and NaN where g is 0.
+
+    Source: Zhang et al. 2025; `repo` as its public code.
+    """
+    import torch
+
+    found = []
+    for g in gradient:
+        r = torch.randn(len(g), generator=directions).to(g.device)
+        r, norm = r / r.norm(), g.norm()
+        if form == "repo":
+            o = r - (r @ g / norm) * g
+        else:
+            unit = g / norm if norm > 0 else g
+            o = r - (r @ unit) * unit
+        size = o.norm()
+        found.append(o / size * norm if size > 0 else o)
+    return torch.cat(found)
+
+
+def _secret_seed(local: Local) -> int:
+    """A seed from the run's own noise, so that directions are as secret as noise is: who knows them undoes the projection."""
+    return int.from_bytes(local.noise(2).cpu().numpy().tobytes(), "little") % 2**62

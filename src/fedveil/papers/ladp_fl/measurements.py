@@ -9,8 +9,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.public_setting import setting_of
 from fedveil.experiment.recorded_run import read_run
-from fedveil.papers.ladp_fl.baseline_formulas import epsilon_of_noise
-from fedveil.papers.ladp_fl.ladp_claim import sensitivity_theorem2
+from fedveil.papers.ladp_fl.claim import epsilon_of_noise, sensitivity_theorem2
 from fedveil.studies.reproduce.recipe import Measured
 
 

@@ -1,25 +1,35 @@
-"""What Noisy-FedAvg and Noisy-FedProx share: K clipped SGD steps bound an upload, and noise is added in shares.
+"""Noisy-FedAvg and Noisy-FedProx: clipped SGD steps bound an upload, and noise is added in shares.
 
 A client's K steps on gradients of norm at most V cannot go further than C_t, so uploads are clipped by construction.
+
+The published claim (Theorem 3) bounds the last model by a value that stays finite as T grows; it fails for constant and cyclic
+rates (docs/privacy.md). What is proven instead composes the rounds; training is the same in both variants.
+
+The penalty pulls each step back, so that K steps go at most V / alpha far: for large alpha the sensitivity stops growing with K.
+The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 does (docs/privacy.md).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
-from fedveil.accounting.types import Event, Gaussian, Unbounded, View
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Claim, Event, Gaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Mean, MethodConfig, Setting, SumServer, calibrated
+from fedveil.methods.base import Mean, MethodConfig, Setting, SumServer, Variant, calibrated
 from fedveil.methods.projected import Projected, Trajectory, reach
-from fedveil.papers.convergent_dp.convergent_claim import StepRates
+from fedveil.papers.convergent_dp.claim import FedAvgClaim, StepRates, claim_fedprox
+from fedveil.training.local import Client, Plain, Proximal
 from fedveil.training.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 UNIT_NOTE = "the paper's neighbours differ in one sample, which its client covers"
 """What stands beside the claims: Definition 1 speaks of a sample, and the proofs let all gradients of its client differ."""
@@ -123,4 +133,103 @@ class AlongTrajectory(MethodConfig):
         return (
             f"at least {s.sharers_to(View.AGGREGATE)} honest clients add their noise share to every released sum besides {known} "
             "(a round with fewer is charged more)",
+        )
+
+
+class NoisyFedAvg(AlongTrajectory):
+    """K clipped SGD steps, noise on each upload, plain mean (from the convergent f-DP analysis).
+
+    V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
+
+    Args:
+        variant: published or proven; they train alike and differ in what is quoted.
+        sigma: noise std of each upload, as the paper states it; None calibrates it from the privacy section.
+        smoothness: L of the losses, which Theorem 3 needs and no network has; not stated in the paper.
+        scale: c of Theorem 3 (b) and z of (d).
+        project_to: D; each round's global model is projected on the ball of this diameter around the origin, which bounds what
+            the last model alone tells (final view). Not in the paper.
+        assumed_smoothness: L that the bound on the last model may assume; None for the bound that assumes nothing.
+    """
+
+    name: Literal["noisy-fedavg"] = "noisy-fedavg"
+    variant: Variant = "proven"
+    sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
+    smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    project_to: float | None = Field(None, gt=0, allow_inf_nan=False)
+    assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Theorem 3 as printed."""
+        if s.z == 0:
+            return None
+        mu = FedAvgClaim(
+            schedule_of(s),
+            learning_rate=s.local.optimizer.lr,
+            clip=batch_clip(s),
+            steps=s.steps,
+            smoothness=self.smoothness,
+            rounds=s.rounds,
+            clients=s.cohort,
+            noise_std=upload_std(s, trajectory(s)),
+            scale=self.scale,
+        ).mu
+        scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
+        return Claim(
+            epsilon_of(mu, s.delta),
+            s.delta,
+            scope,
+            f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates, stated for one sample",
+            f"mu = {mu:.4g}; {UNIT_NOTE}",
+        )
+
+
+class NoisyFedProx(AlongTrajectory):
+    """Noisy-FedAvg with a proximal term (from the convergent f-DP analysis).
+
+    V is `training.batch_clip`, K is `training.local_steps`.
+
+    Args:
+        variant: published or proven; they train alike and differ in what is quoted.
+        proximal: alpha of the penalty alpha/2 ||w_i - w||^2.
+        sigma: noise std of each upload, as the paper states it; None calibrates it from the privacy section.
+        smoothness: L of the losses; Theorem 4 speaks only of alpha > L. Not stated in the paper.
+        project_to, assumed_smoothness: as in `NoisyFedAvg`.
+    """
+
+    name: Literal["noisy-fedprox"] = "noisy-fedprox"
+    variant: Variant = "proven"
+    proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
+    sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
+    smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
+    project_to: float | None = Field(None, gt=0, allow_inf_nan=False)
+    assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+    @property
+    def pull(self) -> float:
+        return self.proximal
+
+    def client(self, s: Setting) -> Client:
+        """Local training with the proximal penalty."""
+        return Plain(Proximal(self.proximal))
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Theorem 4 as printed, where its condition alpha > L holds."""
+        if s.z == 0 or self.proximal <= self.smoothness:
+            return None
+        mu = claim_fedprox(
+            clip=batch_clip(s),
+            proximal=self.proximal,
+            smoothness=self.smoothness,
+            rounds=s.rounds,
+            clients=s.cohort,
+            noise_std=upload_std(s, trajectory(s, self.proximal)),
+        )
+        scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
+        return Claim(
+            epsilon_of(mu, s.delta),
+            s.delta,
+            scope,
+            "convergent f-DP analysis, Theorem 4, stated for one sample",
+            f"mu = {mu:.4g}; {UNIT_NOTE}",
         )

@@ -16,11 +16,10 @@ from fedveil.accounting.gaussian import noise_std_for
 from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.methods.adaptive import noise_at_share, paper_epsilon
 from fedveil.methods.base import Policy, Release, Setting, Unproven, sum_noise
-from fedveil.methods.classical_noise import sequential_claim, training_reach
-from fedveil.methods.two_variants import TwoVariants
-from fedveil.papers.ladp_fl.ladp_claim import constant_as_printed
+from fedveil.methods.shared import TwoVariants, noise_at_share, paper_epsilon
+from fedveil.papers.ladp_fl.baselines import sequential_claim, training_reach
+from fedveil.papers.ladp_fl.claim import constant_as_printed
 from fedveil.training.local import State
 
 if TYPE_CHECKING:

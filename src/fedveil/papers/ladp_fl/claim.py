@@ -1,7 +1,10 @@
-"""LaDP-FL: the constant of its Theorem 3, the corrected one, its accountant, and what a data-dependent scale leaks.
+"""LaDP-FL's theorem as printed and corrected, its accountant, and the formulas of the methods that it is compared with.
 
 A layer gets noise sigma = c Delta / (epsilon P) with an estimate P clipped to B, so in units of Delta at least c / (epsilon B).
 Constants are returned as c / B.
+
+Those of NbAFL and AdapLDP are from papers and code; those of Time-Varying DP and DPA-LDP are reconstructed: no source of their
+equations was found, only what abstracts and LaDP-FL say of them (docs/methods/time-varying-dp.md, docs/methods/dpa-ldp.md).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import gammainc, gammaincc, log_softmax
 
 from fedveil.accounting._numbers import at_least, crossing, non_negative, open_probability, positive, probability
-from fedveil.accounting.gaussian import delta_of
+from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
 from fedveil.errors import ConfigError
 
 
@@ -134,3 +137,96 @@ def softmax_kl(first: Sequence[float] | NDArray[np.float64], second: Sequence[fl
         raise ConfigError(f"two finite flat vectors of one length are needed, got shapes {p.shape} and {q.shape}")
     log_p, log_q = log_softmax(p), log_softmax(q)
     return max(0.0, float(np.exp(log_p) @ (log_p - log_q)))
+
+
+def nbafl_upload_std(epsilon: float, delta: float, clip: float, records: int, exposures: int) -> float:
+    """c L (2 C / n_min) / epsilon: what NbAFL adds to the weights of each upload.
+
+    Args:
+        clip: C, bound on the norm of a client's weights. records: n_min, examples of the smallest client. exposures: L, uploads
+            of a client that an eavesdropper sees.
+
+    Source: Wei et al. 2020, Section III.
+    """
+    sensitivity = 2 * positive("clip", clip) / at_least("records", records, 1)
+    return classical_noise_multiplier(epsilon, delta) * at_least("exposures", exposures, 1) * sensitivity
+
+
+def nbafl_broadcast_std(one_upload: float, epsilon: float, exposures: int, rounds: int, clients: int, cohort: int) -> float:
+    """What NbAFL adds to the global model before it is sent, where the uploads' own noise does not cover all rounds; else 0.
+
+    2 c C sqrt(T^2 / b^2 - L^2 K) / (n_min K epsilon) with b = -(T / epsilon) ln(1 - N/K + (N/K) e^(-epsilon/T)), so b = 1 where
+    all clients take part (K = N).
+
+    Args:
+        one_upload: c (2 C / n_min) / epsilon, what an upload needs if one is exposed. rounds: T. clients: N. cohort: K of them.
+
+    Source: Wei et al. 2020, Theorem 1 and its K-random form.
+    """
+    ratio = clients / at_least("cohort", cohort, 1)
+    inside = 1 - ratio + ratio * math.exp(-epsilon / rounds)
+    reach = -epsilon / math.log(inside) if inside > 0 else 0.0  # T / b, which is T where all take part
+    return one_upload / cohort * math.sqrt(max(0.0, reach**2 - exposures**2 * cohort))
+
+
+def zcdp_of(epsilon: float, delta: float) -> float:
+    """The rho of zero-concentrated DP that gives (epsilon, delta): epsilon = rho + 2 sqrt(rho ln(1/delta)).
+
+    Source: Bun and Steinke 2016, Proposition 1.3.
+    """
+    log = -math.log(open_probability("delta", delta))
+    return (math.sqrt(log + positive("epsilon", epsilon)) - math.sqrt(log)) ** 2
+
+
+def falling_first_std(epsilon: float, delta: float, sensitivity: float, decay: float, rounds: int, accountant: str) -> float:
+    """sigma_1 of sigma_t = sigma_1 v^(t-1) such that T rounds cost epsilon in all.
+
+    naive: sum_t c Delta / sigma_t = epsilon. zcdp: sum_t Delta^2 / (2 sigma_t^2) = rho.
+
+    Args:
+        decay: v in (0, 1]. accountant: `naive` or `zcdp`.
+    """
+    if accountant == "naive":
+        return classical_noise_multiplier(epsilon, delta) * sensitivity * geometric_sum(1 / decay, rounds)
+    return sensitivity * math.sqrt(geometric_sum(decay**-2, rounds) / (2 * zcdp_of(epsilon, delta)))
+
+
+def allocated_std(epsilon: float, delta: float, sensitivity: float, contraction: float, rounds: int, round: int) -> float:
+    """DPA-LDP's sigma_t, t from 0: sigma_t^2 = Delta^2 / (2 rho) (sum_s sqrt(a_s)) / sqrt(a_t), a_t = kappa^(T-1-t).
+
+    The optimum of sum_t a_t sigma_t^2 under sum_t Delta^2 / (2 sigma_t^2) = rho (Lagrange).
+
+    Args:
+        contraction: kappa in (0, 1], by which one step shrinks an earlier error.
+    """
+    root = math.sqrt(contraction)
+    total = geometric_sum(root, rounds)
+    return sensitivity * math.sqrt(total / (2 * zcdp_of(epsilon, delta) * root ** (rounds - 1 - round)))
+
+
+def geometric_sum(ratio: float, count: int) -> float:
+    """1 + r + ... + r^(count - 1)."""
+    return float(count) if ratio == 1 else math.expm1(count * math.log(ratio)) / (ratio - 1)
+
+
+def adapldp_scale(epsilon: float, delta: float, sensitivity: float, scaler: float, law: str) -> float:
+    """AdapLDP's noise: the Laplace scale Delta / (epsilon c), or the Gaussian std Delta sqrt(2 ln(1.25 / (delta c))) / epsilon.
+
+    Args:
+        scaler: c_i > 0. law: `laplace` or `gaussian`. From c = 1.25 / delta on the code takes the root of a negative number;
+            here the Gaussian std is never below Delta / epsilon.
+
+    Source: Yue et al. 2025, by the authors' code.
+    """
+    if law == "laplace":
+        return sensitivity / (positive("epsilon", epsilon) * positive("scaler", scaler))
+    inside = 1.25 / (delta * positive("scaler", scaler))
+    return sensitivity * math.sqrt(max(2 * math.log(inside), 1.0)) / positive("epsilon", epsilon)
+
+
+def epsilon_of_noise(std: float, sensitivity: float, delta: float) -> float:
+    """sqrt(2 ln(1.25 / delta)) Delta / sigma: the epsilon that LaDP-FL reads off the noise that was added; inf without any.
+
+    Source: LaDP-FL, Section XIII, equation (17), with the sensitivity that it leaves out.
+    """
+    return classical_noise_multiplier(1.0, delta) * sensitivity / std if non_negative("std", std) else math.inf

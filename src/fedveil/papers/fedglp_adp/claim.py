@@ -1,4 +1,6 @@
-"""FedGLP-ADP: its claimed epsilon, and the cost of single uploads, sums, colluders and partial coverage.
+"""FedGLP-ADP's claimed epsilon and what holds, its baselines' claims, and the accountant of Opacus that they used.
+
+BLUR+LUS and the paper's form of FedDPA count T releases of a round's sum by the Renyi accountant (`opacus_accountant`).
 
 n clients each clip layer l to C_l (sum C_l^2 = C^2) and add noise of variance L sigma^2 C_l^2 / n to it; L layers, sigma the
 noise multiplier. All bounds are mu over T rounds, provided that clips and masks do not depend on raw data.
@@ -8,12 +10,85 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
-from fedveil.accounting._numbers import at_least, open_probability, positive
-from fedveil.accounting.gaussian import zcdp_epsilon
+import numpy as np
+
+from fedveil.accounting._numbers import at_least, non_negative, open_probability, positive, probability
+from fedveil.accounting.gaussian import rdp_epsilons, zcdp_epsilon
+from fedveil.accounting.subsampled import rdp
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
+
+ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)))
+
+
+def opacus_epsilon(noise_multiplier: float, steps: float, delta: float, *, rate: float = 1.0) -> float:
+    """The epsilon of so many Poisson-sampled Gaussian releases.
+
+    Args:
+        noise_multiplier: noise std / sensitivity, > 0. steps: releases, >= 0; Opacus takes fractions. delta: in (0, 1).
+        rate: sampling probability of a unit in each release.
+    """
+    total = non_negative("steps", steps) * rdp(
+        rate, positive("noise_multiplier", noise_multiplier), ORDERS, adjacency=Adjacency.ZERO_OUT
+    )
+    return float(np.min(rdp_epsilons(ORDERS, total, open_probability("delta", delta))))
+
+
+@lru_cache(maxsize=256)
+def opacus_noise_multiplier(epsilon: float, steps: float, delta: float, *, rate: float = 1.0) -> float:
+    """The smallest noise multiplier whose `opacus_epsilon` is at most epsilon, to a relative 1e-9."""
+    positive("epsilon", epsilon)
+    low, high = 1e-3, 1.0
+    while opacus_epsilon(high, steps, delta, rate=rate) > epsilon:
+        low, high = high, 2 * high
+    while high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if opacus_epsilon(middle, steps, delta, rate=rate) > epsilon else (low, middle)
+    return high
+
+
+def record_steps(batch: int, examples: int, rounds: int, epochs: float, client_rate: float = 1.0) -> tuple[float, float]:
+    """(sampling rate, steps) that DynamicPFL hands to its accountant: those of one DP-SGD run over all clients' records.
+
+    q = batch / sum n_i * client_rate; steps = client_rate T E sum n_i / batch. Yet no record is clipped or noised by itself.
+
+    Args:
+        batch: examples a batch. examples: sum n_i, of all clients. rounds: T. epochs: E. client_rate: share of clients a round.
+
+    Source: xiyuanyang45/DynamicPFL, utils.py, compute_noise_multiplier.
+    """
+    share = at_least("batch", batch, 1) / at_least("examples", examples, 1)
+    q = min(1.0, share) * probability("client_rate", client_rate)
+    return q, client_rate * at_least("rounds", rounds, 1) * positive("epochs", epochs) / share
+
+
+def fedaddp_noise(epsilon: float, rounds: int, delta: float) -> float:
+    """sigma_0 = sqrt(T a / (2 (epsilon + ln(delta) / (a - 1)))), a = ceil(log2(1 / delta) / epsilon + 1).
+
+    Source: yyguo-xdu/FedADDP, utils.py, get_sigma0.
+    """
+    order = math.ceil(math.log2(1 / open_probability("delta", delta)) / positive("epsilon", epsilon) + 1)
+    left = epsilon + math.log(delta) / (order - 1)  # at least (1 - ln 2) epsilon
+    return math.sqrt(at_least("rounds", rounds, 1) * order / (2 * left))
+
+
+def fedsmp_noise_multiplier(epsilon: float, rounds: int, delta: float, rate: float) -> float:
+    """sigma^2 = 7 q^2 T (epsilon + 2 ln(1/delta)) / epsilon^2, which Fed-SMP states to be enough.
+
+    Args:
+        rate: q, share of clients a round, drawn without replacement.
+    """
+    room = positive("epsilon", epsilon) + 2 * math.log(1 / open_probability("delta", delta))
+    return probability("rate", rate) * math.sqrt(7 * at_least("rounds", rounds, 1) * room) / epsilon
+
+
+def fedsmp_epsilon(noise_multiplier: float, rounds: int, delta: float, rate: float) -> float:
+    """The epsilon of which `fedsmp_noise_multiplier` is sigma: the positive root of epsilon^2 - a (epsilon + 2 ln(1/delta))."""
+    a = 7 * probability("rate", rate) ** 2 * at_least("rounds", rounds, 0) / positive("noise_multiplier", noise_multiplier) ** 2
+    return (a + math.sqrt(a * a + 8 * a * math.log(1 / open_probability("delta", delta)))) / 2
+
 
 _ZERO = Adjacency.ZERO_OUT
 

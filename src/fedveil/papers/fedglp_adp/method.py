@@ -1,23 +1,93 @@
-"""FedGLP-ADP's policy and local objective."""
+"""FedGLP-ADP: personal coordinates chosen by their noisy movement, per-layer clip weights that follow trends.
+
+Published: the clip weights follow raw norms, and the noise of one upload protects only a sum. Proven: the weights follow
+debiased norms of what was released. Server view: masks too, from the client's own noisy uploads. Aggregate view: one weight
+vector, dense noise on the sum; masks are private, since a contribution with zeros in it still has norm at most C.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.methods.adaptive import debiased_norms, layered_plan
-from fedveil.methods.base import Policy, Setting, gaussian_plan, sum_noise
-from fedveil.methods.fedglp_options import FedGLPOptions
+from fedveil.methods.base import (
+    CoverageMean,
+    MethodConfig,
+    Policy,
+    Release,
+    Setting,
+    Unproven,
+    Variant,
+    calibrated,
+    gaussian_plan,
+    gaussian_releases,
+    sum_noise,
+    what_is_not_zero,
+)
+from fedveil.methods.shared import debiased_norms, layered_plan
+from fedveil.papers.fedglp_adp import claim as fedglp
 from fedveil.tasks.task import Column
-from fedveil.training.local import Local, Remembering, State
+from fedveil.training.local import Client, Local, Remembering, State
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class FedGLPOptions(MethodConfig):
+    """Layer-wise personalisation, with clip weights that follow the trend of each layer.
+
+    In the paper's letters, p is `growth`, T is `training.rounds`, n is `training.clients_per_round`.
+
+    Args:
+        variant: published or proven.
+        clip: C, L2 bound on a whole update.
+        lambda1: weight of the pull towards the round's first personal weights. Not stated in the paper; FedDPA's value.
+        lambda2: weight of the pull of the shared update's norm towards C. Not stated in the paper; FedDPA's value.
+        clipping: `layers`, weighted clips per layer and noise for each (ACNDP, Eqs. 13 to 16); `flat`, one clip C and noise
+            sigma C / sqrt(n): DP-FedAvg + GLP, the middle row of the paper's Table 5.
+        layers: what counts as a layer l, and L as their number: one of the `network` (weight and bias together: 4 in a CNN of two
+            convolutions and two full layers), as the paper counts, or each of its `tensors` (8). None is `network` in the
+            published variant; the proven one is by tensors always, as the door clips.
+        gamma: step of the log-odds of the clip weights; 0 keeps them at the layers' shares of the parameters.
+        beta0: personal share of each layer at sigma = sigma0. slope: a of beta = beta0 exp(a (sigma - sigma0)); 0 fixes beta.
+        sigma0: reference noise multiplier; None is that of epsilon = 6 in the same run.
+        growth: p, share of a layer that becomes personal in each round; None is beta / T. Not stated in the paper.
+        max_beta: beta above this counts as this. Not in the paper, whose beta can pass 1.
+        max_log_odds: log-odds stay within plus and minus this, so that every clip stays positive. Not in the paper.
+        personal_model: what a client uses and is measured by: its model as its last local training left it, or the newest
+            global model with its personal coordinates in it. Not stated in the paper, whose figures fit only the first.
+        accountant: published; sigma by the accountant that the paper used, or by its Theorem 1.
+        allocation: proven; noise proportional to the clips as in the paper, or with the least total energy at the same cost.
+    """
+
+    proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma": 0.05, "beta0": 0.1, "slope": 0.0, "personal_model": "combined"}
+    name: Literal["fedglp-adp"] = "fedglp-adp"
+    variant: Variant = "proven"
+    clip: float = Field(0.5, gt=0, allow_inf_nan=False)
+    lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)
+    lambda2: float = Field(0.05, ge=0, allow_inf_nan=False)
+    clipping: Literal["layers", "flat"] = "layers"
+    layers: Literal["network", "tensors"] | None = None
+    gamma: float = Field(0.4, ge=0, allow_inf_nan=False)
+    beta0: float = Field(0.3, ge=0, lt=1)
+    slope: float = Field(0.2, ge=0, allow_inf_nan=False)
+    sigma0: float | None = Field(None, ge=0, allow_inf_nan=False)
+    growth: float | None = Field(None, gt=0, le=1)
+    max_beta: float = Field(0.9, ge=0, lt=1)
+    max_log_odds: float = Field(20.0, gt=0, le=80)
+    personal_model: Literal["trained", "combined"] = "trained"
+    accountant: Literal["opacus", "theorem1"] = "opacus"
+    allocation: Literal["equal", "least"] = "least"
 
 
 MASK_SHARE = Column("mask_share", "Personal coordinates", "coordinates", share=True)
@@ -250,3 +320,76 @@ def descend_part(local: Local, where: Tensor, part: str) -> None:
     local.optimizer = optimizers.get(part)
     local.descend()
     optimizers[part] = local.optimizer
+
+
+_REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (FedGLP-ADP, Algorithm 1)"
+
+
+class FedGLPADP(FedGLPOptions):
+    __doc__ = FedGLPOptions.__doc__
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: the paper's sigma, from epsilon or as given."""
+        if s.local.optimizer.weight_decay:
+            raise ConfigError("fedglp-adp steps two parts of a model in turn, weight decay moves both: set weight_decay = 0")
+        if self.variant == "proven":
+            if self.layers == "network":
+                raise ConfigError("method.layers = 'network': the proven variant of fedglp-adp clips by tensors: leave it out")
+            return calibrated(self, s)
+        if sum_noise(s) or s.example_clip is not None:
+            raise ConfigError(
+                "the published variant of fedglp-adp sends each client's update and mask to the server, with noise of its own: "
+                "set privacy.view = 'server' and training.local = 'sgd' (its claim is about the sum all the same)"
+            )
+        sigma(self, s)
+        return s
+
+    def release(self, s: Setting) -> Release:
+        """Proven: clip weights from released norms. Published: the upload leaves as training made it."""
+        if self.variant == "published":
+            return Unproven(("layer norms of earlier rounds",), _REASON, what_is_not_zero)
+        return ClipWeights(self, personal_share(self, s))
+
+    def client(self, s: Setting) -> Client:
+        """Two losses on disjoint coordinates; published: clip, noise and masks as well."""
+        noise = sigma(self, s) if self.variant == "published" else None
+        return TwoLosses(self, s, personal_share(self, s), noise)
+
+    def server(self, s: Setting) -> CoverageMean:
+        """Eq. 12: per coordinate, the mean over the clients that share it; a sum was divided by the planned n already."""
+        return CoverageMean()
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights: the release itself asks for calibrated noise."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """User level, for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""
+        if self.variant == "proven" or sigma(self, s) == 0:
+            return None
+        formula = fedglp.accountant_epsilon if self.accountant == "opacus" else fedglp.claimed_epsilon
+        scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
+        note = f"sigma = {sigma(self, s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
+        return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, "FedGLP-ADP, Theorem 1", note)
+
+
+def sigma(method: FedGLPADP, s: Setting) -> float:
+    """The paper's noise multiplier: noise std of the sum / C, when all n clients add their shares."""
+    if method.variant == "proven":
+        return s.z if sum_noise(s) or s.example_clip is not None else s.z * math.sqrt(s.cohort)
+    if s.epsilon is None:
+        return s.z
+    formula = fedglp.accountant_noise_multiplier if method.accountant == "opacus" else fedglp.claimed_noise_multiplier
+    return formula(s.epsilon, s.rounds, s.delta)
+
+
+@lru_cache(maxsize=64)
+def personal_share(method: FedGLPADP, s: Setting) -> float:
+    """beta = beta0 exp(a (sigma - sigma0)), at most `max_beta` (FedGLP-ADP, Eq. 11)."""
+    if not method.beta0 or not method.slope:
+        return min(method.beta0, method.max_beta)
+    reference = method.sigma0
+    if reference is None:
+        reference = sigma(method, method.calibrate(replace(s, epsilon=6.0, noise_multiplier=None)))
+    exponent = method.slope * (sigma(method, s) - reference)
+    return min(method.beta0 * math.exp(min(exponent, 50.0)), method.max_beta)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
 from fedveil.audit.two_world import Rates, audit_gdp, midpoint, rates
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, StepRates
+from fedveil.papers.convergent_dp.claim import FedAvgClaim, StepRates
 
 FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
 

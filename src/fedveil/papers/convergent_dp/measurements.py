@@ -11,20 +11,19 @@ from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.methods.noisy_fedavg import NoisyFedAvg
-from fedveil.methods.noisy_fedprox import NoisyFedProx
 from fedveil.methods.setting import Setting
-from fedveil.methods.trajectory import batch_clip, schedule_of, trajectory, upload_std
-from fedveil.papers.convergent_dp.convergent_claim import (
+from fedveil.papers.convergent_dp.claim import (
     FedAvgClaim,
     claim_fedprox,
     composition_mu,
     learning_rates,
     linear_loss_mu,
     lipschitz,
+    printed_sensitivity,
+    printed_sensitivity_fedprox,
     shift,
 )
-from fedveil.papers.convergent_dp.printed_sensitivity import printed_sensitivity, printed_sensitivity_fedprox
+from fedveil.papers.convergent_dp.method import NoisyFedAvg, NoisyFedProx, batch_clip, schedule_of, trajectory, upload_std
 from fedveil.studies.reproduce.recipe import Measured
 
 if TYPE_CHECKING:

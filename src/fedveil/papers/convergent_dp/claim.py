@@ -1,8 +1,10 @@
-"""Noisy-FedAvg and Noisy-FedProx: Theorems 3 and 4 as printed, the exact values that refute them, and what holds.
+"""Noisy-FedAvg and Noisy-FedProx: the theorems and the table as printed, the exact values that refute them, and what holds.
 
 Symbols: m clients, K local steps of rate eta_{k,t}, gradients clipped to V, noise std sigma on each upload (so sigma / sqrt(m) on
 the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance that replacing one client's data puts
 between two means of uploads from one model: (2 V / m) sum_k eta_{k,t}. Claims and bounds are mu of Gaussian DP.
+
+`convergent_claim.lipschitz` and `shift` are the same quantities without the table's approximations.
 """
 
 from __future__ import annotations
@@ -198,3 +200,33 @@ def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
 def harmonic(steps: int) -> float:
     """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of Noisy-FedAvg holds exactly when its z >= mu H_K (see docs/privacy.md)."""
     return math.fsum(1 / (k + 1) for k in range(at_least("steps", steps, 1)))
+
+
+def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
+    """(rho_t, gamma_t) of Noisy-FedAvg in the setting of a claim, whose `scale` is the table's c and z.
+
+    Args:
+        round: t, from 0.
+
+    Source: Noisy-FedAvg, Table 2.
+    """
+    mu, k, t, scale = claim.learning_rate, claim.steps, at_least("round", round, 0), claim.scale
+    power, grown = mu * claim.smoothness, math.log((t + 2) / (t + 1))
+    rates = {
+        StepRates.CONSTANT: ((1 + power) ** k, mu * k),
+        StepRates.CYCLIC: ((1 + k) ** (scale * power), scale * math.log(k + 1)),
+        StepRates.STAGE_WISE: ((1 + power / (t + 1)) ** k, mu * k / (t + 1)),
+        StepRates.ITERATIVE: (math.exp(scale * power * grown), scale * grown),
+    }
+    rho, shift = rates[claim.schedule]
+    return rho, 2 * claim.clip / claim.clients * shift
+
+
+def printed_sensitivity_fedprox(clip: float, proximal: float, smoothness: float, clients: int) -> tuple[float, float]:
+    """(rho_t, gamma_t) of Noisy-FedProx: alpha / (alpha - L) and 2 V / (m alpha).
+
+    Source: Noisy-FedAvg, Table 2.
+    """
+    if not proximal > smoothness:
+        raise ConfigError(f"Table 2 of Noisy-FedAvg needs alpha > L, got alpha = {proximal} and L = {smoothness}")
+    return proximal / (proximal - smoothness), 2 * positive("clip", clip) / (at_least("clients", clients, 1) * proximal)

@@ -1,4 +1,9 @@
-"""FedANC's proven policy and published objective."""
+"""FedANC: an LSTM on each client sets the amount of noise and the share of coordinates that get it.
+
+Published: the noise goes to the largest coordinates of each raw gradient, the others stay bare, and the local model that mixes
+both is uploaded, so nothing can be proven. Proven: support, noise and share are fixed before the round from what was released;
+the update is restricted, clipped and noised once. Sparsity then lowers the noise at unchanged cost.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,93 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from fedveil.accounting._numbers import at_least, open_probability, positive, probability
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.methods.adaptive import debiased_norms
-from fedveil.methods.base import Policy, Setting, sum_noise
-from fedveil.methods.fedanc_options import FedANCOptions
-from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
+from fedveil.methods.base import CoverageMean, Policy, Release, Setting, Unproven, reads_public_split, sum_noise, what_is_not_zero
+from fedveil.methods.shared import TwoVariants, debiased_norms, paper_epsilon
+from fedveil.papers.fedanc.lstm_controller import BETA, Controller, ranks, soft_mask_slope
 from fedveil.tasks.task import Column
-from fedveil.training.local import Local, Remembering, State, clip_
+from fedveil.training.local import Client, Local, Plain, Remembering, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def claimed_epsilon(beta: float, gamma: float, dimension: int, delta: float) -> float:
+    """sqrt(2 gamma d ln(1.25 / delta)) / beta: the claim for one step; its sensitivity C sqrt(gamma d) is not the sensitivity.
+
+    Args:
+        beta: noise std / clip, > 0. gamma: share of coordinates noised, in (0, 1]. dimension: d. delta: in (0, 1).
+
+    Source: FedANC, Theorem 2 and equation (10).
+    """
+    share = positive("gamma", probability("gamma", gamma)) * at_least("dimension", dimension, 1)
+    return math.sqrt(2 * share * math.log(1.25 / open_probability("delta", delta))) / positive("beta", beta)
+
+
+def release_mu(beta: float, rounds: int = 1, adjacency: Adjacency = Adjacency.REPLACE_ONE, *, aggregated: int = 1) -> float:
+    """The true mu of `rounds` uploads noised once with std beta C on a support fixed beforehand: f sqrt(T / n) / beta.
+
+    Sparsity does not enter: the clipped update has norm at most C on any support. It lowers the norm of the noise instead.
+
+    Args:
+        beta: noise std / clip, > 0. rounds: T >= 0. adjacency: f = 2 (replace-one) or 1 (zero-out).
+        aggregated: number n of uploads that the adversary sees only as a sum (1: the server view).
+    """
+    share = at_least("rounds", rounds, 0) / at_least("aggregated", aggregated, 1)
+    return adjacency.factor * math.sqrt(share) / positive("beta", beta)
+
+
+class FedANCOptions(TwoVariants):
+    """A learned controller sets the amount of noise and the share of coordinates that get it.
+
+    epsilon_target of the published variant is `privacy.epsilon`.
+
+    Args:
+        variant: published or proven.
+        clip: C; published, bound on each gradient; proven, on the whole update. Not stated in the paper.
+        gamma_min, gamma_max: range of the share of coordinates.
+        budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
+        controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
+        controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
+        beta, gamma: published; constants in place of the controller's outputs, as a static baseline has them. Not in the paper.
+        width: published; of the sigmoid through which gamma gets a gradient from the mask. Not stated in the paper.
+        exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
+        pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
+    """
+
+    proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma_min": 0.8}
+    name: Literal["fedanc"] = "fedanc"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    gamma_min: float = Field(0.1, gt=0, lt=1)
+    gamma_max: float = Field(0.9, gt=0, le=1)
+    budget_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    controller_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    pretraining_steps: int = Field(300, ge=0)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    controller_seed: int = Field(0, ge=0)
+    beta: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gamma: float | None = Field(None, gt=0, le=1)
+    width: float = Field(0.05, gt=0, allow_inf_nan=False)
+    exploration: float = Field(0.1, ge=0, le=1)
+    pace: float = Field(1.5, ge=1, allow_inf_nan=False)
+
+    @property
+    def constant(self) -> tuple[float, float] | None:
+        """Beta and gamma where they are constants."""
+        return None if self.beta is None or self.gamma is None else (self.beta, self.gamma)
+
+    @property
+    def controller(self) -> Controller:
+        """The controller that each client starts with."""
+        c = self.controller_lr, self.pretraining_steps, self.dropout, self.controller_seed
+        return Controller(self.gamma_min, self.gamma_max, *c)
 
 
 REFERENCE = sum(BETA) / 2
@@ -233,3 +313,59 @@ class SparseNoise(Remembering):
 def estimate(beta: Tensor, gamma: Tensor, *, dimension: int, delta: float) -> Tensor:
     """The paper's epsilon of a step, sqrt(2 gamma d ln(1.25 / delta)) / beta (Eq. 10), as a tensor."""
     return (2 * dimension * math.log(1.25 / delta) * gamma).sqrt() / beta
+
+
+class FedANC(FedANCOptions):
+    __doc__ = FedANCOptions.__doc__
+    reason: ClassVar[str] = (
+        "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
+    )
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""
+        if self.gamma_min >= self.gamma_max:
+            raise ConfigError(f"method.gamma_min = {self.gamma_min:g} must be below method.gamma_max = {self.gamma_max:g}")
+        if (self.beta is None) != (self.gamma is None) or (self.beta is not None and self.variant == "proven"):
+            raise ConfigError("method.beta and method.gamma replace the controller of the published variant: give both, or none")
+        return super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
+        if sum_noise(s):
+            raise ConfigError(
+                "the published variant of fedanc sends each client's mask to the server: set privacy.view = 'server'"
+            )
+        self._target(s)
+
+    def release(self, s: Setting) -> Release:
+        """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
+        return Budgeted(self) if self.variant == "proven" else Unproven(("gradients", "losses"), self.unproven, what_is_not_zero)
+
+    def client(self, s: Setting) -> Client:
+        """Proven: plain training. Published: noise on part of each gradient."""
+        return Plain() if self.variant == "proven" else SparseNoise(self, self._target(s), s.delta)
+
+    def server(self, s: Setting) -> CoverageMean:
+        """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
+        return CoverageMean()
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""
+        if self.variant == "proven":
+            return None
+        beta, gamma = self.constant or (sum(BETA) / 2, (self.gamma_min + self.gamma_max) / 2)
+        scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+        steered = "" if self.constant else f"; the controller is steered towards {self._target(s):g}"
+        note = f"one step at beta = {beta:g}, gamma = {gamma:g}{steered}"
+        return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "FedANC, Theorem 2", note)
+
+    def _target(self, s: Setting) -> float:
+        """What the published controller is steered towards; 0 where there is none."""
+        if self.constant is None:
+            return paper_epsilon(s, self.name)
+        if s.epsilon is not None:
+            raise ConfigError("method.beta and method.gamma are constant, so nothing steers them: remove privacy.epsilon")
+        return 0.0
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the controller reads."""
+        return reads_public_split(s) if self.variant == "proven" else ()

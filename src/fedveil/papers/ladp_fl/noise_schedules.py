@@ -1,0 +1,288 @@
+"""Baselines of LaDP-FL whose noise changes from round to round by a fixed plan: Time-Varying DP and DPA-LDP.
+
+Published: classical Gaussian noise whose sensitivity counts epochs and whose epsilons are added up, so nothing is proven. Proven:
+clipped updates, and the same fall of the noise at an exact cost, which public losses may make steeper.
+
+Early errors are forgotten at the rate at which training contracts, so early rounds may be noisier. Published: classical noise by
+the formulas. Proven: clipped updates, and the same allocation at an exact cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.accounting.types import Claim, Event, SampledGaussian, View
+from fedveil.errors import ConfigError
+from fedveil.mechanism.cost import event_of
+from fedveil.mechanism.plan import Plan, Released, UnprovenPlan, Upload
+from fedveil.methods.base import (
+    Mean,
+    Method,
+    Policy,
+    Release,
+    Scheduled,
+    Setting,
+    Summed,
+    SumServer,
+    calibrated,
+    gaussian_plan,
+    gaussian_releases,
+    reads_public_split,
+    sum_noise,
+)
+from fedveil.methods.shared import TwoVariants, paper_epsilon, refuse_dp_sgd
+from fedveil.papers.ladp_fl.baselines import classical_scope, full_dp_std, sequential_claim, training_reach
+from fedveil.papers.ladp_fl.claim import allocated_std, falling_first_std, geometric_sum
+from fedveil.training.local import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def priced(s: Setting, shape: Sequence[float]) -> list[float]:
+    """Noise multipliers z_t in proportion to `shape` of which the dearest rounds that a client can be in cost what z does in all.
+
+    sum over the P largest of 1 / z_t^2 = P / z^2, P the most rounds of one client.
+    """
+    dearest = sorted(shape)[: s.participations]
+    scale = (sum(x**-2 for x in dearest) / len(dearest)) ** 0.5
+    return [s.z * scale * x for x in shape]
+
+
+def scheduled(s: Setting, clip: float, shape: Sequence[float]) -> Scheduled:
+    """Updates clipped to C with noise z_t C, at the cost of noise z C in each round; or DP-SGD in the clients with z_t."""
+    return Scheduled(tuple(gaussian_plan(replace(s, noise_multiplier=z), clip) for z in priced(s, shape)))
+
+
+def scheduled_releases(plans: Callable[[Setting], Scheduled], s: Setting, view: View) -> list[Event]:
+    """f / z a round in all; or one event a round where batches or cohorts are sampled, since that is no function of the sum.
+
+    Under DP-SGD these are the dearest rounds that one client can be in.
+
+    Args:
+        plans: makes those of all rounds, where they are asked for.
+    """
+    scope = replace(s.scope, view=view)
+    if s.example_clip is not None and s.z > 0:
+        events = [event_of(plan, s.layout, scope, rate=None, round=t) for t, plan in enumerate(plans(s).plans)]
+        steps = [event for event in events if isinstance(event, SampledGaussian)]
+        return [*sorted(steps, key=lambda event: event.noise_multiplier)[: s.participations]] or events[:1]
+    if not s.amplified or view is View.SERVER or s.z == 0:
+        return gaussian_releases(s, view)
+    return [event_of(plan, s.layout, scope, rate=s.rate, round=t) for t, plan in enumerate(plans(s).plans)]
+
+
+def calibrated_schedule(method: Method, s: Setting) -> Setting:
+    """The noise for the configured epsilon; where sampling amplifies, by Renyi accounting, as the budget of unequal rounds is."""
+    unequal = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
+    return calibrated(method, s, accountant="rdp" if unequal else "auto")
+
+
+_NO_PUBLIC_LOSS = "method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0"
+
+
+class TimeVaryingDP(TwoVariants):
+    """Noise that falls geometrically over the rounds.
+
+    Args:
+        variant: published or proven.
+        source: published; `budget`: epsilon is that of the whole run, by `accounting`. `ladp-fl`: epsilon is that of the first
+            round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
+        accounting: published, `budget`; epsilons added up (naive), or zero-concentrated DP.
+        decay: v; the noise of a round is v times that of the one before.
+        clip: proven; C, L2 bound on the update.
+        refine_every: proven; R: after each R rounds in which the public loss has not fallen, v is multiplied by `refinement`
+            and what is left of the budget is planned anew; 0 for never. Needs a public split, and fixed cohorts in the aggregate
+            view.
+        refinement: kappa of that step.
+    """
+
+    name: Literal["time-varying-dp"] = "time-varying-dp"
+    reconstructed: ClassVar[str] = (
+        "all equations; that the noise is a geometric series tied to T and epsilon, delta, and refined online, is the abstract's"
+    )
+    reason: ClassVar[str] = (
+        "its sensitivity counts epochs where steps move the weights, and updates are not clipped (Time-Varying DP)"
+    )
+    source: Literal["budget", "ladp-fl"] = "budget"
+    accounting: Literal["naive", "zcdp"] = "naive"
+    decay: float = Field(0.998, gt=0, le=1)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    refine_every: int = Field(0, ge=0)
+    refinement: float = Field(0.9, gt=0, lt=1)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from the formula."""
+        if self.variant == "published":
+            return super().calibrate(s)
+        refuse_dp_sgd(s, self.name)
+        if self.refine_every and (not sum_noise(s) or s.sampling != "fixed" or s.participations < s.rounds):
+            raise ConfigError(
+                "method.refine_every plans what is left of one common budget: set privacy.view = 'aggregate' and "
+                "training.sampling = 'fixed', and leave training.max_participations out"
+            )
+        if self.refine_every and not s.public_split:
+            raise ConfigError(_NO_PUBLIC_LOSS)
+        return calibrated_schedule(self, s)
+
+    def check_published(self, s: Setting) -> None:
+        self.first_std(s)
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the refinement reads."""
+        refined = self.variant == "proven" and self.refine_every
+        return reads_public_split(s) if refined else ()
+
+    def release(self, s: Setting) -> Release:
+        """The noise of each round."""
+        if self.variant == "published":
+            first = self.first_std(s)
+            return Scheduled(tuple(UnprovenPlan(noise_std=first * self.decay**t, reason=self.unproven) for t in range(s.rounds)))
+        return Refined(self) if self.refine_every else self._schedule(s)
+
+    def _schedule(self, s: Setting) -> Scheduled:
+        return scheduled(s, self.clip, [self.decay**t for t in range(s.rounds)])
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """What constant noise z costs; nothing for the published variant."""
+        if self.variant == "published":
+            return super().releases(s, view)
+        return gaussian_releases(s, view) if self.refine_every else scheduled_releases(self._schedule, s, view)
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
+        if self.variant == "proven":
+            return None
+        epsilon = paper_epsilon(s, self.name)
+        if self.source == "budget":
+            return Claim(epsilon, s.delta, classical_scope(), "Time-Varying DP (reconstructed)", f"{self.accounting} composition")
+        return sequential_claim(s, epsilon * geometric_sum(1 / self.decay, s.rounds), "LaDP-FL, Theorem 1")
+
+    def first_std(self, s: Setting) -> float:
+        """Published: sigma_1."""
+        if self.source == "ladp-fl":
+            return full_dp_std(s, self.name)
+        reach = training_reach(s, self.name)
+        return falling_first_std(paper_epsilon(s, self.name), s.delta, reach, self.decay, s.rounds, self.accounting)
+
+
+@dataclass(frozen=True)
+class Refined(Policy):
+    """Proven policy that lowers v where the public loss stops falling.
+
+    Its state: v; the round since which it holds; what was left of the budget then, in rounds of z; the last public loss.
+    What has been spent and what is planned are T rounds of z together, whatever the losses are.
+    """
+
+    method: TimeVaryingDP
+
+    def start(self, s: Setting) -> State:
+        return {"decay": self.method.decay, "since": 0, "left": float(s.rounds), "loss": float("inf")}
+
+    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+        """z_t = z w v^k in the k-th round since v holds; w so that the remaining rounds cost what is left."""
+        behind = seen.round - state["since"]
+        weight = (geometric_sum(state["decay"] ** -2, s.rounds - state["since"]) / state["left"]) ** 0.5
+        clip = self.method.clip
+        return Plan(clip=clip, noise_std=s.z * weight * state["decay"] ** behind * clip, place=gaussian_plan(s, clip).place)
+
+    def observe(self, s: Setting, state: State, left: Upload) -> State:
+        """Every R rounds: has the public loss fallen?"""
+        done = left.round + 1
+        if done % self.method.refine_every or done >= s.rounds:
+            return state
+        if left.public_loss is None:
+            raise ConfigError(_NO_PUBLIC_LOSS)
+        fallen, inverse = left.public_loss < state["loss"], state["decay"] ** -2
+        if fallen:
+            return {**state, "loss": left.public_loss}
+        whole = geometric_sum(inverse, s.rounds - state["since"])
+        rest = state["left"] * (1 - geometric_sum(inverse, done - state["since"]) / whole)
+        return {"decay": state["decay"] * self.method.refinement, "since": done, "left": rest, "loss": left.public_loss}
+
+
+class DPALDP(TwoVariants):
+    """Noise allocated to the rounds so that a bound on the final error is least.
+
+    For networks it runs K steps a round where the paper shares gradients.
+
+    Args:
+        variant: published or proven.
+        source: published; `budget`: epsilon is that of the whole run, by zero-concentrated DP. `ladp-fl`: epsilon is that of the
+            first round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
+        contraction: kappa, by which one round shrinks an earlier error (1 - eta mu for strongly convex losses). It must not come
+            from data.
+        l1: the non-smooth part, this times the L1 norm of the model: the server shrinks each coordinate by it in each round.
+        clip: proven; C, L2 bound on the update. Under `training.local = "dp-sgd"` single gradients are clipped instead, to
+            `training.example_clip`: with one step a round that is the paper's gradient, by sample.
+    """
+
+    name: Literal["dpa-ldp"] = "dpa-ldp"
+    reconstructed: ClassVar[str] = (
+        "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
+        "in the abstract"
+    )
+    reason: ClassVar[str] = "its sensitivity counts epochs where steps move the weights, and updates are not clipped (DPA-LDP)"
+    source: Literal["budget", "ladp-fl"] = "budget"
+    contraction: float = Field(0.995, gt=0, le=1)
+    l1: float = Field(0.0, ge=0, allow_inf_nan=False)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from the formula."""
+        return calibrated_schedule(self, s) if self.variant == "proven" else super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
+        self.stds(s)
+
+    def release(self, s: Setting) -> Release:
+        """The noise of each round."""
+        if self.variant == "proven":
+            return self._schedule(s)
+        return Scheduled(tuple(UnprovenPlan(noise_std=std, reason=self.unproven) for std in self.stds(s)))
+
+    def _schedule(self, s: Setting) -> Scheduled:
+        return scheduled(s, self.clip, [self.contraction ** (t / 4) for t in range(s.rounds)])
+
+    def server(self, s: Setting) -> SumServer:
+        """The mean, and the proximal step of the non-smooth part."""
+        return Shrunk(self.l1) if self.l1 else Mean()
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """What constant noise z costs; nothing for the published variant."""
+        return scheduled_releases(self._schedule, s, view) if self.variant == "proven" else super().releases(s, view)
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
+        if self.variant == "proven":
+            return None
+        epsilon = paper_epsilon(s, self.name)
+        if self.source == "budget":
+            return Claim(epsilon, s.delta, classical_scope(), "DPA-LDP (reconstructed)", "zero-concentrated DP")
+        return sequential_claim(s, epsilon * geometric_sum(self.contraction**-0.25, s.rounds), "LaDP-FL, Theorem 1")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C, or none where single gradients are clipped."""
+        return None if s.example_clip is not None else super().clip_norm(s)
+
+    def stds(self, s: Setting) -> list[float]:
+        """Published: the noise std of each round."""
+        if self.source == "ladp-fl":
+            return [full_dp_std(s, self.name) * self.contraction ** (t / 4) for t in range(s.rounds)]
+        epsilon, reach = paper_epsilon(s, self.name), training_reach(s, self.name)
+        return [allocated_std(epsilon, s.delta, reach, self.contraction, s.rounds, t) for t in range(s.rounds)]
+
+
+@dataclass(frozen=True)
+class Shrunk(SumServer):
+    """The mean; each coordinate of the model that it leads to is shrunk by `l1`, which is the proximal step of l1 ||w||_1."""
+
+    l1: float
+
+    def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
+        moved = total.start + total.vector
+        return state, moved.sign() * (moved.abs() - self.l1).clamp_min(0) - total.start

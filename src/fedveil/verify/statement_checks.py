@@ -129,8 +129,7 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
 
 def _beside_fellows(findings: Findings, view: str, wrong: bool, epsilon: float) -> None:
     """What runs of version 0.2 and before leave out of a sum of noisy uploads: a client knows the noise that it drew itself."""
-    text = f"counted as if no client knew the noise that it drew itself: against a fellow client it is {epsilon:.9g}"
-    text += " (advisory A-2026-03)"
+    text = f"counted as if no client knew its own noise: against a fellow client it is {epsilon:.9g} (advisory A-2026-03)"
     findings.extend([Finding("unknown", f"epsilon of sums ({view} view)", text)] * wrong)
 
 

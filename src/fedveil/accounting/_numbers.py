@@ -17,53 +17,56 @@ _Result = TypeVar("_Result")
 
 
 def numpy_defaults(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function under numpy's default treatment of floating-point errors, whatever a program has set with `np.seterr`."""
+    """Run a function under numpy's default floating-point error handling, regardless of the caller's `np.seterr`."""
 
     @wraps(function)
-    def computed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         with np.errstate(all="warn", under="ignore"):
             return function(*args, **kwargs)
 
-    return computed
+    return wrapper
 
 
 def non_negative(name: str, value: float) -> float:
-    """`value` if it is finite and >= 0, else ConfigError."""
+    """Return `value` if it is finite and >= 0; raise ConfigError otherwise."""
     if not (value >= 0 and math.isfinite(value)):
         raise ConfigError(f"{name} must be finite and >= 0, got {value}")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
-    """`value` if it is finite and > 0, else ConfigError."""
+    """Return `value` if it is finite and > 0; raise ConfigError otherwise."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"{name} must be finite and > 0, got {value}")
     return float(value)
 
 
 def probability(name: str, value: float) -> float:
-    """`value` if it lies in [0, 1], else ConfigError."""
+    """Return `value` if it lies in [0, 1]; raise ConfigError otherwise."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} must lie in [0, 1], got {value}")
     return float(value)
 
 
 def open_probability(name: str, value: float) -> float:
-    """`value` if it lies in (0, 1), else ConfigError."""
+    """Return `value` if it lies in (0, 1); raise ConfigError otherwise."""
     if not 0 < value < 1:
         raise ConfigError(f"{name} must lie strictly between 0 and 1, got {value}")
     return float(value)
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """`value` if it is an integer >= `least`, else ConfigError."""
+    """Return `value` if it is an integer >= `least`; raise ConfigError otherwise."""
     if value != int(value) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
     return int(value)
 
 
 def vector(name: str, values: Sequence[float] | NDArray[np.float64], *, finite: bool = True) -> NDArray[np.float64]:
-    """`values` as a non-empty one-dimensional array of numbers >= 0, infinite ones only if not `finite`, else ConfigError."""
+    """Return `values` as a non-empty one-dimensional array of numbers >= 0; raise ConfigError otherwise.
+
+    Infinite values are accepted only with `finite=False`.
+    """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ConfigError(f"{name} must be a non-empty list of numbers, got shape {array.shape}")
@@ -74,7 +77,7 @@ def vector(name: str, values: Sequence[float] | NDArray[np.float64], *, finite: 
 
 
 def least_below(curve: Callable[[float], float], target: float, high: float) -> float:
-    """The least argument in [0, high] at which the falling curve is at most the target, to 1e-13 of itself and from above."""
+    """Return the least argument in [0, high] where a decreasing curve is <= target, rounded up by at most 1e-13 relatively."""
     low = 0.0
     if curve(low) <= target:
         return low
@@ -85,7 +88,7 @@ def least_below(curve: Callable[[float], float], target: float, high: float) -> 
 
 
 def crossing(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where the monotone `f` changes sign in [low, high], to the last bit: regula falsi (Illinois) guarded by bisection."""
+    """Return the sign change of a monotone `f` in [low, high], to the last bit, by regula falsi (Illinois) and bisection."""
     at_low, at_high = f(low), f(high)
     for turn in range(400):
         middle = low + (high - low) / 2

@@ -1,9 +1,9 @@
-"""From a list of charged events to one (epsilon, delta), and back to the noise that a target needs.
+"""Composition of charged events into one (epsilon, delta), and calibration of the noise for a target.
 
-`auto` uses the exact Gaussian curve when nothing is sampled. With Poisson sampling it computes the Renyi bound, the bound that
-ignores sampling and, where its arrays stay short, the privacy-loss-distribution bound, and quotes the smallest: each is an upper
-bound. One sampled release alone has a closed form, which stands in the place of the last, at any delta. For the other kinds of
-secret samples the Renyi bound, which is slow there, is computed only where the last one is not.
+`auto` uses the exact Gaussian curve if nothing is sampled. With Poisson sampling it computes the Renyi bound, the bound that
+ignores sampling and, if its arrays stay short, the bound by privacy loss distributions (PLD), and returns the smallest: each is
+an upper bound. A single sampled release has a closed form, which replaces the PLD bound at any delta. For the other kinds of
+secret samples the Renyi bound is slow, so it is computed only if the PLD bound is not.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def _unbounded(events: Events) -> bool:
 def rdp_curve(
     event: Event, orders: Sequence[float] | NDArray[np.float64], *, adjacency: Adjacency | None = None
 ) -> NDArray[np.float64]:
-    """Renyi divergences of one event (all its `count` releases) at the given orders; inf for an unbounded one.
+    """Return the Renyi divergences of one event (all its `count` releases) at the given orders; inf for an unbounded one.
 
     Args:
-        event: what was charged.
+        event: the charged event.
         orders: Renyi orders, each > 1; a filter fixes ONE order in advance.
         adjacency: of the event's scope; None is valid for every adjacency.
 
@@ -60,7 +60,7 @@ def rdp_curve(
 def _rdp_total(
     mu: float, sampled: Counter[SecretSample], adjacency: Adjacency | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(orders, Renyi divergences) of everything; many different sampled events share a coarser grid of orders."""
+    """Return (orders, Renyi divergences) of all events; many distinct sampled events share a coarser grid of orders."""
     stride = 1 if len(sampled) <= 16 else 5
     orders = np.array(subsampled.ORDERS[::stride])
     total = orders * (mu * mu / 2)
@@ -71,14 +71,14 @@ def _rdp_total(
 
 @lru_cache(maxsize=4096)
 def _curve(sample: SecretSample, stride: int, adjacency: Adjacency | None) -> NDArray[np.float64]:
-    """Renyi divergences of one release, kept: calibration, statement and ledger ask for the same ones."""
+    """Return the Renyi divergences of one release, cached because calibration, statement and ledger need the same ones."""
     curve = secret_samples.rdp(sample, np.array(subsampled.ORDERS[::stride]), adjacency)
     curve.setflags(write=False)
     return curve
 
 
 def _unsampled(mu: float, sampled: Counter[SecretSample]) -> float:
-    """mu without any amplification: a mixture with equal weights is no further apart than its parts (joint convexity)."""
+    """Return mu without any amplification, a valid bound by joint convexity."""
     return math.sqrt(mu**2 + math.fsum(count * secret_samples.unsampled_mu(sample) ** 2 for sample, count in sampled.items()))
 
 
@@ -88,7 +88,7 @@ _Ways = dict[str, Callable[[], float]]
 def _best(
     ways: _Ways, accountant: AccountantName, sampled: Counter[SecretSample], pld_is_cheap: Callable[[], bool]
 ) -> tuple[float, str]:
-    """The asked-for bound, or for `auto` the smallest of those worth computing, with its accountant's name."""
+    """Return the bound of the given accountant, or for `auto` the smallest affordable one, with the accountant's name."""
     if accountant not in _NAMES:
         raise ConfigError(f"accountant must be one of {', '.join(_NAMES)}, got {accountant!r}")
     if accountant != "auto":
@@ -105,12 +105,12 @@ def _best(
 def bound(
     events: Events, delta: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
 ) -> tuple[float, str]:
-    """The proven epsilon at `delta` of all events together (adaptively composed), and the name of the accountant.
+    """Return the proven epsilon at `delta` of all events together (adaptively composed), and the name of the accountant.
 
     Args:
-        events: everything released for one scope; an `Unbounded` one makes epsilon infinite.
+        events: all releases in one scope; an `Unbounded` one makes epsilon infinite.
         delta: in (0, 1).
-        accountant: auto, or one of gdp (ignores sampling), rdp, pld (needs delta >= 1e-10, but for one release alone).
+        accountant: auto, or one of gdp (ignores sampling), rdp, pld (needs delta >= 1e-10 except for a single release).
         adjacency: of the events' scope, which sharpens sampled events; None is valid for every adjacency.
 
     Raises:
@@ -127,9 +127,9 @@ def bound(
 def _bound(
     mu: float, counts: tuple[tuple[SecretSample, int], ...], delta: float, accountant: AccountantName, adjacency: Adjacency | None
 ) -> tuple[float, str]:
-    """`bound`, kept: calibration, statement, budget and advice ask for the same ones."""
+    """Return `bound`, cached because calibration, statement, budget and advice need the same values."""
     tail, sampled = min(1e-3, 1e-5 * delta), Counter(dict(counts))
-    alone = _single(mu, sampled)
+    single = _single(mu, sampled)
 
     def by_rdp() -> float:
         if mu == 0 and not sampled:
@@ -139,11 +139,11 @@ def _bound(
     def by_pld() -> float:
         if mu == 0 and not sampled:
             return 0.0
-        if alone is not None:
+        if single is not None:
             return least_below(
-                lambda e: secret_samples.one_release_delta(alone, e, adjacency),
+                lambda e: secret_samples.one_release_delta(single, e, adjacency),
                 delta,
-                gaussian.epsilon_of(secret_samples.unsampled_mu(alone), delta),
+                gaussian.epsilon_of(secret_samples.unsampled_mu(single), delta),
             )
         if delta < 1e-10:
             raise ConfigError(f"the pld accountant works to about 1e-12 and needs delta >= 1e-10, got {delta}; use rdp")
@@ -152,31 +152,31 @@ def _bound(
     ways: _Ways = {"gdp": lambda: gaussian.epsilon_of(_unsampled(mu, sampled), delta), "rdp": by_rdp, "pld": by_pld}
 
     def by_pld_is_cheap() -> bool:
-        return alone is not None or (delta >= 1e-10 and pld.is_cheap(secret_samples.releases(mu, sampled), tail))
+        return single is not None or (delta >= 1e-10 and pld.is_cheap(secret_samples.releases(mu, sampled), tail))
 
     return _best(ways, accountant, sampled, by_pld_is_cheap)
 
 
 def _single(mu: float, sampled: Counter[SecretSample]) -> SecretSample | None:
-    """The release on a secret sample that is all there is, or None: of one alone, delta has a closed form."""
+    """Return the only release if it is on a secret sample, else None; delta of a single release has a closed form."""
     return next(iter(sampled)) if mu == 0 and sampled.total() == 1 else None
 
 
 def delta_bound(
     events: Events, epsilon: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
 ) -> tuple[float, str]:
-    """The proven delta at `epsilon` of all events together, and the accountant's name; arguments as `bound`."""
+    """Return the proven delta at `epsilon` of all events together, and the accountant's name; arguments as in `bound`."""
     return delta_curve(events, accountant=accountant, adjacency=adjacency)(epsilon)
 
 
 def delta_curve(
     events: Events, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
 ) -> Callable[[float], tuple[float, str]]:
-    """`delta_bound` as a function of epsilon, for which loss distributions are composed once."""
+    """Return `delta_bound` as a function of epsilon that composes loss distributions only once."""
     if _unbounded(events):
         return lambda _: (1.0, "none")
     mu, sampled = secret_samples.split(events)
-    alone, charged = _single(mu, sampled), mu > 0 or bool(sampled)
+    single, any_cost = _single(mu, sampled), mu > 0 or bool(sampled)
 
     @cache
     def distributions() -> tuple[pld.Pld, ...]:
@@ -184,15 +184,15 @@ def delta_curve(
 
     @cache
     def pld_is_cheap() -> bool:
-        return alone is not None or pld.is_cheap(secret_samples.releases(mu, sampled), 1e-13)
+        return single is not None or pld.is_cheap(secret_samples.releases(mu, sampled), 1e-13)
 
     def by_rdp(epsilon: float) -> float:
-        return math.exp(rdp_log_delta(*_rdp_total(mu, sampled, adjacency), epsilon)) if charged else 0.0
+        return math.exp(rdp_log_delta(*_rdp_total(mu, sampled, adjacency), epsilon)) if any_cost else 0.0
 
     def by_pld(epsilon: float) -> float:
-        if alone is not None:
-            return secret_samples.one_release_delta(alone, epsilon, adjacency)
-        return max(pld.delta(total, epsilon) for total in distributions()) if charged else 0.0
+        if single is not None:
+            return secret_samples.one_release_delta(single, epsilon, adjacency)
+        return max(pld.delta(total, epsilon) for total in distributions()) if any_cost else 0.0
 
     @numpy_defaults
     def proven(epsilon: float) -> tuple[float, str]:
@@ -214,17 +214,17 @@ def calibrate(
     adjacency: Adjacency | None = None,
     tolerance: float | None = None,
 ) -> float:
-    """The smallest noise multiplier z (to the relative `tolerance`, from above) whose events cost at most epsilon at delta.
+    """Return the smallest noise multiplier z, rounded up by at most `tolerance`, whose events cost at most epsilon at delta.
 
     Args:
         epsilon: target, > 0.
         delta: in (0, 1).
-        make_events: the events of a noise multiplier; their cost must fall as it grows.
-        accountant, adjacency: as `bound`.
+        make_events: the events at a noise multiplier; their cost must fall as it grows.
+        accountant, adjacency: as in `bound`.
         tolerance: relative, in (0, 0.1]; None is 1e-6 for the exact Gaussian curve and 1e-4 with sampling.
 
     Raises:
-        ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
+        ConfigError: the events cost nothing, or no noise multiplier up to 1e9 meets the target.
     """
     epsilon, planned = positive("epsilon", epsilon), make_events(1.0)
     precision = calibration_precision(planned, tolerance)
@@ -235,12 +235,12 @@ def calibrate(
     sampled = [event for event in planned if secret_samples.is_amplified(event)]
     if not sampled or accountant != "auto" or not all(isinstance(event, SampledGaussian) for event in sampled):
         return least_noise(cost_by(accountant), epsilon, delta, precision)
-    start = _log_noise(cost_by("rdp"), epsilon, delta, 0.02, (0.0, 0.5))  # which is quick
+    start = _log_noise(cost_by("rdp"), epsilon, delta, 0.02, (0.0, 0.5))  # the Renyi bound is quick
     return math.exp(_log_noise(cost_by("auto"), epsilon, delta, precision, (start, 0.03)))
 
 
 def calibration_precision(events: Events, tolerance: float | None) -> float:
-    """The relative precision of a calibrated noise multiplier: what is asked for, or a sensible one for these events."""
+    """Return the relative precision of a calibrated noise multiplier: `tolerance`, or the default for these events."""
     if tolerance is not None:
         return min(positive("tolerance", tolerance), 0.1)
     return 1e-4 if any(map(secret_samples.is_amplified, events)) else 1e-6
@@ -248,13 +248,13 @@ def calibration_precision(events: Events, tolerance: float | None) -> float:
 
 @numpy_defaults
 def least_noise(cost: Callable[[float], float], epsilon: float, delta: float, precision: float) -> float:
-    """The least noise multiplier, to a relative precision and from above, whose cost at delta is at most epsilon.
+    """Return the smallest noise multiplier whose cost at delta is at most epsilon, rounded up by at most `precision` relatively.
 
     Args:
-        cost: epsilon of a noise multiplier, which falls as it grows.
+        cost: epsilon at a noise multiplier; it must fall as the multiplier grows.
 
     Raises:
-        ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
+        ConfigError: the events cost nothing, or no noise multiplier up to 1e9 meets the target.
     """
     return math.exp(_log_noise(cost, epsilon, delta, precision, (0.0, 0.5)))
 
@@ -262,11 +262,11 @@ def least_noise(cost: Callable[[float], float], epsilon: float, delta: float, pr
 def _log_noise(
     cost: Callable[[float], float], epsilon: float, delta: float, precision: float, first: tuple[float, float]
 ) -> float:
-    """The logarithm of `least_noise`; first: where to look, and the first stride from there."""
+    """Return the logarithm of `least_noise`; `first` is the starting point and the first stride of the search."""
 
     def excess(log_z: float) -> float:
-        found = cost(math.exp(log_z))
-        return math.log(found / epsilon) if 0 < found < math.inf else (-50.0 if found == 0 else 50.0)
+        value = cost(math.exp(log_z))
+        return math.log(value / epsilon) if 0 < value < math.inf else (-50.0 if value == 0 else 50.0)
 
     return _shrink(excess, *_bracket(excess, *first, epsilon, delta), precision)
 
@@ -277,7 +277,7 @@ _Point = tuple[float, float]
 def _bracket(
     excess: Callable[[float], float], start: float, stride: float, epsilon: float, delta: float
 ) -> tuple[_Point, _Point]:
-    """Two points (ln z, excess) around the sign change of a falling function."""
+    """Return two points (ln z, excess) around the sign change of a decreasing function."""
     low = high = (start, excess(start))
     while high[1] > 0:
         low, place = high, high[0] + max(stride, min(1.2 * high[1], 6.0))
@@ -296,7 +296,7 @@ def _bracket(
 
 
 def _shrink(excess: Callable[[float], float], low: _Point, high: _Point, tolerance: float) -> float:
-    """The upper end of a sign change of a falling function, narrowed to `tolerance` by regula falsi (Illinois) with bisection."""
+    """Return the upper end of a decreasing function's sign change, narrowed by regula falsi (Illinois) and bisection."""
     (a, fa), (b, fb) = low, high
     best, side = b, 0
     for iteration in range(200):

@@ -1,9 +1,9 @@
-"""Bounds on attacks: the largest true-positive rate under a guarantee, and the least epsilon that error rates leave.
+"""Bounds on attacks: the largest true-positive rate under a guarantee, and a lower bound on epsilon for a noise level.
 
-The accountant's bounds are from above, so an epsilon that they give for the noise that an audit leaves possible may exceed
-the true one. Here every error goes the other way. For one release the closed form is used. For several, each loss of the worst
-pair is rounded down to a grid, which lowers delta at every epsilon, before and after composition; what truncation and FFT may
-have added is subtracted. One release of several is a lower bound too (post-processing), and the larger one is returned.
+The accountant's bounds are upper bounds, so the epsilon they give for the noise level of an audit may exceed the true one.
+Here every error goes the other way. One release has a closed form. For several releases, each loss of the worst pair is
+rounded down to a grid, which lowers delta at every epsilon, before and after composition; the mass that truncation and the
+FFT may have added is subtracted. A single release also gives a lower bound (post-processing); the larger of the two is returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TAIL = 1e-6
 
 
 def exact_mu(events: Sequence[Event]) -> float | None:
-    """mu of the composition when every event is a plain Gaussian release (then exact), else None.
+    """Return the exact mu of the composition if every event is a plain Gaussian release, else None.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3.
     """
@@ -43,7 +43,7 @@ def exact_mu(events: Sequence[Event]) -> float | None:
 
 @numpy_defaults
 def tpr_of(epsilon: float, delta: float, fpr: float) -> float:
-    """Largest true-positive rate that (epsilon, delta)-DP leaves: min(e^eps a + delta, 1 - e^-eps (1 - delta - a), 1).
+    """Return the largest true-positive rate under (epsilon, delta)-DP: min(e^eps a + delta, 1 - e^-eps (1 - delta - a), 1).
 
     Args:
         epsilon: >= 0, inf allowed. delta: in [0, 1]. fpr: a, in [0, 1].
@@ -62,13 +62,13 @@ def tpr_of(epsilon: float, delta: float, fpr: float) -> float:
 def largest_tpr(
     events: Sequence[Event], epsilon: float, delta: float, fpr: float, *, adjacency: Adjacency | None = None
 ) -> float:
-    """Largest true-positive rate of any test of whether one unit took part, at false-positive rate `fpr`.
+    """Return the largest true-positive rate, at false-positive rate `fpr`, of any test of whether one unit took part.
 
-    The exact trade-off where all releases are plain Gaussians; otherwise the best of what (epsilon, delta), further points of the
-    privacy curve, and the same releases without sampling leave. Each of them is an upper bound.
+    The trade-off is exact if all releases are plain Gaussians. Otherwise the smallest of three upper bounds is returned: from
+    (epsilon, delta), from further points of the privacy curve, and from the same releases without sampling.
 
     Args:
-        events: the releases that the adversary sees. epsilon, delta: proven of them. adjacency: of their scope.
+        events: the releases that the adversary sees. epsilon, delta: proven for them. adjacency: of their scope.
     """
     if math.isinf(epsilon):
         return 1.0
@@ -89,16 +89,16 @@ def largest_tpr(
 _STEPS_PER_STD = 1000
 _LONGEST_SUM = 2**21
 _SLACK = 1 - 1e-9
-"""For floating-point error in the losses, the curves and their inversion."""
+"""Allowance for floating-point error in the losses, the curves and their inversion."""
 
 
 @numpy_defaults
 def epsilon_at_least(event: SampledGaussian, delta: float, adjacency: Adjacency) -> float:
-    """A lower bound on the epsilon at `delta` of all releases of the event, on their worst pair of neighbours.
+    """Return a lower bound on the epsilon at `delta` of all releases of the event, for their worst pair of neighbours.
 
     Args:
-        event: rate, noise std / sensitivity of the adjacency, and how many releases. delta: in (0, 1).
-        adjacency: of the two worlds.
+        event: rate, noise std / sensitivity of the adjacency, and number of releases. delta: in (0, 1).
+        adjacency: of the two neighbouring inputs.
     """
     delta, adjacency = open_probability("delta", delta), member(Adjacency, "adjacency", adjacency)
     z = event.noise_multiplier
@@ -106,15 +106,15 @@ def epsilon_at_least(event: SampledGaussian, delta: float, adjacency: Adjacency)
         return 0.0
     if event.rate == 1:
         return gaussian.epsilon_of(math.sqrt(event.count) / z, delta) * _SLACK
-    found = _one_release(event.rate, z, delta, adjacency)
+    bound = _one_release(event.rate, z, delta, adjacency)
     if event.count > 1:
         directions = (None,) if adjacency is Adjacency.REPLACE_ONE else (True, False)
-        found = max(found, *(_composed(event, delta, direction) for direction in directions))
-    return found * _SLACK
+        bound = max(bound, *(_composed(event, delta, direction) for direction in directions))
+    return bound * _SLACK
 
 
 def _one_release(rate: float, z: float, delta: float, adjacency: Adjacency) -> float:
-    """The exact epsilon of one release, rounded down."""
+    """Return the exact epsilon of one release, rounded down."""
 
     def exact(epsilon: float) -> float:
         if adjacency is Adjacency.REPLACE_ONE:
@@ -125,7 +125,7 @@ def _one_release(rate: float, z: float, delta: float, adjacency: Adjacency) -> f
 
 
 def _last_above(curve: Callable[[float], float], delta: float, highest: float) -> float:
-    """An epsilon in [0, highest] at which the falling curve is still above delta, next to the last one; 0 if none."""
+    """Return the largest epsilon in [0, highest], rounded down, at which a decreasing curve exceeds delta; 0 if there is none."""
     low, high = 0.0, highest
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
@@ -134,19 +134,19 @@ def _last_above(curve: Callable[[float], float], delta: float, highest: float) -
 
 
 def _composed(event: SampledGaussian, delta: float, direction: bool | None) -> float:
-    """The epsilon of all releases in one direction (remove, add, or None for replace-one), with losses rounded down."""
+    """Return the epsilon of all releases in one direction (remove, add, or None for replace-one), with losses rounded down."""
     release = pld.Sampled(event.rate, event.noise_multiplier, event.count)
-    tail = min(1e-3, max(1e-5 * delta, 1e-20))  # rounding alone takes more than the last
+    tail = min(1e-3, max(1e-5 * delta, 1e-20))  # below 1e-20, floating-point rounding exceeds the tail
     part = _rounded_down(release, tail, direction)
     low, high = pld.loss_window([part], [event.count], tail)
     if high - low > 2 * _LONGEST_SUM:
         return 0.0
     total = pld.convolve([part], [event.count], (low, high), tail)
-    return pld.epsilon(replace(total, infinity=-total.infinity), delta)  # its infinity is what numerics may have added
+    return pld.epsilon(replace(total, infinity=-total.infinity), delta)  # its infinity bounds the numerical error
 
 
 def _rounded_down(release: pld.Sampled, tail: float, direction: bool | None) -> pld.Pld:
-    """The losses of one release, each moved to the grid point below it; what lies below the grid is left out."""
+    """Return the losses of one release, each rounded down to the grid; losses below the grid are dropped."""
     rate, z, replace_one = release.rate, release.noise_multiplier, direction is None
     highest = pld.highest_loss(release, tail / release.count)
     spread, std = (pld.loss_spread(release, replace=r) for r in (replace_one, False))
@@ -166,7 +166,7 @@ def _rounded_down(release: pld.Sampled, tail: float, direction: bool | None) -> 
 
 
 def _masses(step: float, first: int, points: NDArray[np.float64], mixture: list[tuple[float, float]]) -> pld.Pld:
-    """The pair whose loss is at least step * (first + i) from points[i] on; P is a mixture of normals (weight, mean) of std 1."""
+    """Return the pair whose loss is >= step * (first + i) from points[i] on; P is a mixture of unit normals (weight, mean)."""
     probs = np.zeros_like(points)
     for weight, mean in mixture:
         probs[:-1] += weight * pld.interval_masses(points - mean)

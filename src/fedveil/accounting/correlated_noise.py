@@ -1,15 +1,15 @@
 """Correlated noise: matrix factorisation and tree aggregation as Gaussian releases of a whole run.
 
-Row t of x is what the clients contribute in round t; a client takes part in at most k rounds, at least b rounds apart. The
+Row t of x is the clients' contribution in round t; a client takes part in at most k rounds, at least b rounds apart. The
 released prefix sums are A C^-1 (C x + noise). By Denisov et al. 2022 (Theorem 2.1) rounds may depend on earlier releases, so the
-run costs one Gaussian release of mu = sens clip / noise std, where sens is the largest || C u || over contributions u of one
-client of norm <= 1 a round. Proofs: docs/privacy-theorems.md, "Correlated noise".
+run costs one Gaussian release of mu = sens clip / noise std, where sens is the largest || C u || over one client's
+contributions u of norm <= 1 per round. Proofs: docs/privacy-theorems.md, "Correlated noise".
 
-Sensitivities are computed from the coefficients as given, which are binary fractions, in whole numbers, and rounded up once.
+Sensitivities are computed in integer arithmetic from the given coefficients (binary fractions), and rounded up once.
 
-A block of 2^l rounds [i 2^l, (i+1) 2^l) is released once it is complete. A client that takes part in n rounds of a block moves
-its sum by up to n clips, so it moves all blocks together by the root of the sum of n^2. Repeated participation within one tree
-costs more than the sum of its rounds: within a block the contributions add up before they are squared.
+Tree aggregation releases each block of 2^l rounds [i 2^l, (i+1) 2^l) when it is complete. A client that takes part in n rounds
+of a block moves the block's sum by up to n clips, so it moves all blocks together by the root of the sum of n^2. Repeated
+participation in one tree costs more than the sum of its rounds: contributions to a block add up before they are squared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Coefficients = Sequence[float] | _Array
 
 @numpy_defaults
 def square_root_coefficients(count: int) -> _Array:
-    """The first coefficients c_j = binom(2j, j) / 4^j of the square root of the prefix-sum matrix; a band keeps the first ones.
+    """Return the first coefficients c_j = binom(2j, j) / 4^j of the square root of the prefix-sum matrix.
 
     Args:
         count: >= 1.
@@ -45,7 +45,7 @@ def square_root_coefficients(count: int) -> _Array:
 
 @numpy_defaults
 def dyadic(coefficients: Coefficients, bits: int) -> _Array:
-    """Coefficients rounded to multiples of 2^-bits, so that noise on a grid stays on a grid; their order is kept.
+    """Round coefficients to multiples of 2^-bits, so that noise on a grid stays on a grid; the rounding is monotone.
 
     Args:
         coefficients: finite. bits: from 0 to 50.
@@ -57,7 +57,7 @@ def dyadic(coefficients: Coefficients, bits: int) -> _Array:
 
 
 def _whole(coefficients: Coefficients, rounds: int) -> tuple[list[int], int]:
-    """Coefficients as whole numbers times 2^-shift, without trailing zeros and what lies beyond the last round."""
+    """Return (integers, shift): the coefficients times 2^shift, cut at the last round and without trailing zeros."""
     values = [float(c) for c in coefficients][:rounds]
     while values and values[-1] == 0:
         values.pop()
@@ -69,7 +69,7 @@ def _whole(coefficients: Coefficients, rounds: int) -> tuple[list[int], int]:
 
 
 def _root_up(square: Fraction) -> float:
-    """The square root, as the smallest float that is not below it."""
+    """Return the square root, rounded up to the next float."""
     root = math.sqrt(square)
     while Fraction(root) ** 2 < square:
         root = math.nextafter(root, math.inf)
@@ -79,20 +79,20 @@ def _root_up(square: Fraction) -> float:
 
 
 def _plan(rounds: int, separation: int, participations: int) -> tuple[int, int, int]:
-    """Checked rounds T, separation b, and how many participations fit: min(k, ceil(T / b))."""
+    """Check the arguments and return T, b and the number of participations that fit, min(k, ceil(T / b))."""
     rounds, separation = at_least("rounds", rounds, 1), at_least("separation", separation, 1)
     return rounds, separation, min(at_least("participations", participations, 1), -(-rounds // separation))
 
 
 @numpy_defaults
 def banded_sensitivity(coefficients: Coefficients, rounds: int, separation: int, participations: int) -> float:
-    """Largest || C u || when the band is at most the separation: sqrt(sum_(j<k) ||c[:T - jb]||^2), rounded up.
+    """Return the largest || C u || if the band is at most the separation: sqrt(sum_(j<k) ||c[:T - jb]||^2), rounded up.
 
-    Columns of one client's rounds do not overlap, so their signs do not matter, and each is longest in the earliest round.
+    The columns of one client's rounds do not overlap, so their signs do not matter, and a column is longest in an early round.
 
     Args:
-        coefficients: the first column of C, of any signs; the band is its length without trailing zeros.
-        rounds: T >= 1. separation: b >= 1, rounds from one participation to the next, at least. participations: k >= 1, at most.
+        coefficients: the first column of C, with any signs; the band is its length without trailing zeros.
+        rounds: T >= 1. separation: b >= 1, least distance between two participations. participations: k >= 1, at most.
 
     Raises:
         ConfigError: a band above the separation, where columns overlap and this formula is too small.
@@ -110,13 +110,13 @@ def banded_sensitivity(coefficients: Coefficients, rounds: int, separation: int,
 
 @numpy_defaults
 def toeplitz_sensitivity(coefficients: Coefficients, rounds: int, separation: int, participations: int) -> float:
-    """Largest || C u || for any band: || sum_(j<k) C e_(jb) ||, rounded up.
+    """Return the largest || C u || for any band: || sum_(j<k) C e_(jb) ||, rounded up.
 
     Args:
         coefficients: the first column of C, >= 0 and nonincreasing. rounds, separation, participations: as `banded_sensitivity`.
 
     Raises:
-        ConfigError: coefficients that are negative or grow, for which nothing is proven here.
+        ConfigError: coefficients are negative or increase, for which no bound is proven here.
 
     Source: inner products of columns fall with the round and with the distance; docs/privacy-theorems.md.
     """
@@ -138,11 +138,11 @@ def _quotient_up(numerator: Fraction, denominator: Fraction) -> float:
 
 
 def factorisation_event(sensitivity: float, clip: float, noise_std: float, adjacency: Adjacency) -> Gaussian:
-    """What a whole run costs: one Gaussian release of mu = sensitivity clip factor / noise std, rounded up.
+    """Return the cost of a whole run: one Gaussian release of mu = sensitivity clip factor / noise std, rounded up.
 
     Args:
         sensitivity: of C, from `banded_sensitivity` or `toeplitz_sensitivity`, > 0.
-        clip: bound on a client's contribution to a round, > 0. noise_std: of the independent noise that C^-1 is applied to, > 0.
+        clip: bound on a client's contribution to a round, > 0. noise_std: of the independent noise before C^-1, > 0.
         adjacency: replace-one doubles the sensitivity.
     """
     top = Fraction(positive("sensitivity", sensitivity)) * Fraction(positive("clip", clip)) * adjacency.factor
@@ -158,17 +158,18 @@ def cyclic_event(
     noise_std: float,
     adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> SampledGaussian:
-    """What a run costs when each of b groups is sampled in every b-th round only: ceil(T / b) Poisson-sampled Gaussian releases.
+    """Return the cost of cyclic sampling, each of b groups in every b-th round: ceil(T / b) Poisson-sampled Gaussian releases.
 
-    Groups are fixed without looking at data; group g takes part in rounds t = g mod b, each member with probability `group_rate`,
-    independently and secretly, and nobody sees how many do. For an average rate of q a round group_rate = b q.
+    Groups are fixed independently of the data. Group g takes part in rounds t = g mod b, each member with probability
+    `group_rate`, independently and secretly, and the number of participants is hidden. An average rate of q per round needs
+    group_rate = b q.
 
     Args:
         coefficients: the first column of C, with a band of at most `groups`. rounds: T >= 1. groups: b >= 1.
-        group_rate: in [0, 1]. clip, noise_std, adjacency: as `factorisation_event`.
+        group_rate: in [0, 1]. clip, noise_std, adjacency: as in `factorisation_event`.
 
     Raises:
-        ConfigError: a band above the number of groups. (Sampling everybody in every round is b = 1: the band must be 1.)
+        ConfigError: the band exceeds the number of groups. (Sampling everybody in every round is b = 1: the band must be 1.)
 
     Source: Choquette-Choo et al. 2023, Theorem 4.
     """
@@ -189,7 +190,7 @@ def cyclic_event(
 
 @numpy_defaults
 def prefix_sum_error(coefficients: Coefficients, rounds: int) -> float:
-    """|| A C^-1 ||_F for prefix sums A: the root-mean-square error of an iterate is noise std times this / sqrt(T).
+    """Return || A C^-1 ||_F for prefix sums A; an iterate's root-mean-square error is noise std times this / sqrt(T).
 
     Args:
         coefficients: the first column of C, the first one not 0. rounds: T >= 1.
@@ -210,13 +211,13 @@ _Table = NDArray[np.float64]
 
 
 def tree_sensitivity_squared(rounds: int, separation: int = 1, participations: int = 1) -> int:
-    """The exact largest sum over completed blocks of n^2, n the number of a client's rounds in the block; in clips squared.
+    """Return the largest sum of n^2 over completed blocks, exactly, for n rounds of one client in the block; in clips squared.
 
-    One participation: floor(log2 T) + 1. Otherwise the maximum over all patterns, by dynamic programming over blocks: for each
-    size, the best value for a number of rounds and the gaps before the first and behind the last (from b - 1 on they are alike).
+    One participation costs floor(log2 T) + 1. Otherwise dynamic programming over blocks finds the maximum over all patterns: for
+    each block size, the best value per number of rounds, gap before the first and gap after the last (gaps >= b - 1 are equal).
 
     Args:
-        rounds: T >= 1, one tree without restarts. separation: b >= 1, rounds from one participation to the next, at least.
+        rounds: T >= 1, one tree without restarts. separation: b >= 1, least distance between two participations.
         participations: k >= 1, at most.
     """
     rounds, b = at_least("rounds", rounds, 1), at_least("separation", separation, 1)
@@ -239,7 +240,7 @@ def tree_sensitivity_squared(rounds: int, separation: int = 1, participations: i
 
 
 def _joined(left: _Table, right: _Table, left_size: int, right_size: int) -> _Table:
-    """Two neighbouring blocks as one, without what they pay as one: best value by (rounds, gap before, gap behind)."""
+    """Join two neighbouring blocks, without the parent block's own cost: best value by (rounds, gap before, gap after)."""
     k, b = left.shape[0] - 1, left.shape[1]
     out = np.full_like(left, -np.inf)
     for gap in range(b):

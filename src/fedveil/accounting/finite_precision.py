@@ -1,4 +1,4 @@
-"""The cost of finite precision: floating-point sums, noise in rounded shares, and samplers that are not exact.
+"""The cost of finite precision: floating-point sums, noise in rounded shares, and inexact samplers.
 
 With unit roundoff u (2^-24 in float32, 2^-53 in float64) m operations err by at most gamma_m = m u / (1 - m u) (Higham 2002,
 Lemma 3.1). Clipping in floating point leaves a norm of up to C (1 + e_n). Each of the two sums of up to B contributions errs by
@@ -6,10 +6,11 @@ up to B gamma_m of that, and rounding to the grid by up to h sqrt(d) / 2:
 
     sensitivity = C (1 + e_n) (1 + 2 B gamma_m) + h sqrt(d)          (zero-out; replace-one has 2 in place of the first 1).
 
-Truncating each contribution towards zero to the grid and adding whole numbers instead has no error of the sum and of the grid.
+If each contribution is truncated towards zero to the grid and integers are added instead, neither sum nor grid has an error.
 
-For the caller to enforce: B is a cap (what exceeds it is dropped by a rule that reads no data; under sampling, a rule on who may
-take part, not on who came), the clip is rounded down to a float32, and a contribution that is not finite counts as zero.
+The caller must enforce three things: B is a cap (contributions beyond it are dropped by a rule that reads no data; under
+sampling, the rule decides who may take part, not who of the sample stays), the clip is rounded down to a float32, and a
+contribution that is not finite counts as zero.
 
 Each of n parties adds round(N(0, s^2)) to integer data, s in grid steps. At every integer the mass function of the total noise is
 within a factor e^(+-kappa) of that of round(N(0, n s^2) + V), V independent, a sum of n - 1 uniforms on +-1/2: post-processing of
@@ -46,7 +47,7 @@ def _roundoff(precision: Precision) -> float:
 
 
 def gamma(operations: int, precision: Precision) -> float:
-    """gamma_m = m u / (1 - m u): the relative error of m operations in a row.
+    """Return gamma_m = m u / (1 - m u), the relative error of m operations in a row.
 
     Args:
         operations: m >= 0, with m u < 1. precision: float32 or float64.
@@ -60,10 +61,10 @@ def gamma(operations: int, precision: Precision) -> float:
 
 
 def additions(terms: int, order: Order) -> int:
-    """How many additions a term goes through: the number of terms in any order, ceil(log2) of it pairwise.
+    """Return the number of additions per term: the number of terms in any order, its ceil(log2) pairwise.
 
     Args:
-        terms: >= 1. order: pairwise only where the implementation promises it.
+        terms: >= 1. order: pairwise only if the implementation guarantees it.
     """
     terms = at_least("terms", terms, 1)
     if order not in ("any", "pairwise"):
@@ -72,13 +73,13 @@ def additions(terms: int, order: Order) -> int:
 
 
 def norm_excess(dimension: int, precision: Precision, order: Order = "any") -> float:
-    """e_n: a contribution clipped in floating point has a norm of at most C (1 + e_n).
+    """Return e_n: a contribution clipped in floating point has a norm of at most C (1 + e_n).
 
     The norm is computed in `precision` and stored, like scale and product, in float32:
     (1 + u32)^2 / ((1 - u32) sqrt(1 - gamma_(m+1))) - 1, and a factor 1 / (1 - u64) for a root taken in float64.
 
     Args:
-        dimension: d >= 1. precision: of the sum of squares. order: in which the squares are added.
+        dimension: d >= 1. precision: of the sum of squares. order: of the additions.
     """
     u32 = _ROUNDOFF["float32"]
     error = gamma(additions(dimension, order) + 1, precision)
@@ -90,11 +91,11 @@ def norm_excess(dimension: int, precision: Precision, order: Order = "any") -> f
 
 
 def sum_error(contributions: int, precision: Precision, order: Order = "any", *, weighted: bool = False) -> float:
-    """2 B gamma_m: how far two rounded sums of B contributions of norm 1 are further apart than the exact ones.
+    """Return 2 B gamma_m, by which rounding increases the distance of two sums of B contributions of norm 1.
 
     Args:
-        contributions: B >= 1, an enforced cap. precision: of the sum. order: in which contributions are added.
-        weighted: each is multiplied by a weight inside the sum: one more operation.
+        contributions: B >= 1, an enforced cap. precision: of the sum. order: of the additions.
+        weighted: each contribution is multiplied by a weight inside the sum, which is one more operation.
     """
     operations = additions(contributions, order) + (1 if weighted else 0)
     return 2 * contributions * gamma(operations, precision) * _UP
@@ -110,14 +111,14 @@ def summed_sensitivity(
     order: Order = "any",
     adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> float:
-    """L2 sensitivity of a floating-point sum of clipped contributions, rounded to nearest on a grid.
+    """Return the L2 sensitivity of a floating-point sum of clipped contributions, rounded to nearest on a grid.
 
     Args:
         clip: C >= 1e-10. dimension: d >= 1. contributions: B >= 1, an enforced cap. grid_step: h >= 0, in the units of the clip.
-        precision, order: of norms and sums. adjacency: replace-one doubles what one contribution moves, not the error of the sum.
+        precision, order: of norms and sums. adjacency: replace-one doubles one contribution's shift, not the error of the sum.
 
     Raises:
-        ConfigError: values out of range, or so many terms that nothing bounds their sum.
+        ConfigError: values out of range, or too many terms for an error bound.
     """
     each = _checked_clip(clip) * (1 + norm_excess(dimension, precision, order))
     moved = adjacency.factor + sum_error(contributions, precision, order)
@@ -131,14 +132,14 @@ def _checked_clip(clip: float) -> float:
 
 
 LEAST_STEPS = 4.0
-"""Least std of a share, in grid steps: from here on the slack of any run is below 1e-50."""
+"""Least std of a share, in grid steps: at or above it the slack of any run is below 1e-50."""
 
 _LARGEST_CHUNK = 2**16
 
 
 @numpy_defaults
 def log_kappa(steps: float, shares: int) -> float:
-    """ln kappa per coordinate of one release; -inf for a single share, inf where the statement says nothing.
+    """Return ln kappa per coordinate of one release; -inf for a single share, inf if the statement gives no bound.
 
     Args:
         steps: std of one share in grid steps, s > 0. shares: n >= 1.
@@ -160,20 +161,20 @@ def log_kappa(steps: float, shares: int) -> float:
 
 
 def kappa(steps: float, shares: int) -> float:
-    """The largest |ln| of the ratio of mass functions, per coordinate of one release; arguments as `log_kappa`.
+    """Return the largest |ln| of the ratio of mass functions, per coordinate of one release; arguments as in `log_kappa`.
 
-    It is 0 where the logarithm is below what a float can hold.
+    It is 0 on underflow.
     """
     return math.exp(log_kappa(steps, shares)) * (1 + 1e-12)
 
 
 def delta_with_shares(delta_of: Callable[[float], float], epsilon: float, steps: float, shares: int, coordinates: int) -> float:
-    """delta(epsilon) <= e^(kappa d) delta_Gauss(epsilon - 2 kappa d), for any privacy curve proven of continuous noise.
+    """Return the bound e^(kappa d) delta_Gauss(epsilon - 2 kappa d) on delta, for any privacy curve of continuous noise.
 
     Args:
         delta_of: delta at epsilon >= 0 of the run with continuous Gaussian noise of std sqrt(n) s.
-        epsilon: >= 0; at epsilon < 2 kappa d the answer is 1.
-        steps, shares: as `log_kappa`. coordinates: d >= 0, of all releases together.
+        epsilon: >= 0; for epsilon < 2 kappa d the result is 1.
+        steps, shares: as in `log_kappa`. coordinates: d >= 0, of all releases together.
     """
     epsilon, d = non_negative("epsilon", epsilon), at_least("coordinates", coordinates, 0)
     slack = kappa(steps, shares) * d if d else 0.0
@@ -183,15 +184,15 @@ def delta_with_shares(delta_of: Callable[[float], float], epsilon: float, steps:
 
 
 def share_slack(steps: float, shares: int, coordinates: int) -> float:
-    """kappa d of a run whose shares have a std of at least 4 grid steps: charge the plain Gaussian.
+    """Return kappa d of a run whose shares have a std of at least 4 grid steps, so that the plain Gaussian may be charged.
 
-    Epsilon grows by twice this and delta by a factor e^slack, both below what a printed number shows.
+    Epsilon grows by twice this and delta by a factor e^slack; neither changes a printed digit.
 
     Args:
         steps: std of one share in grid steps, >= 4. shares: n >= 1. coordinates: d >= 0, of all releases together.
 
     Raises:
-        ConfigError: fewer than 4 steps a share.
+        ConfigError: fewer than 4 steps per share.
     """
     if not steps >= LEAST_STEPS:
         raise ConfigError(
@@ -205,11 +206,11 @@ _LARGEST_PART = 0.01
 
 
 def total_variation(n: int) -> float:
-    """Bound on the total variation between one draw of n coordinates by `fedveil.mechanism.sampler` and its ideal law.
+    """Return a bound on the total variation between one draw of n coordinates by `fedveil.mechanism.sampler` and its ideal law.
 
-    Rounding adds nothing. The words are distinct blocks of a permutation of 2^128 values, where ideal ones may repeat: at most
-    m (m - 1) / 2^129 for m pairs, 2^-84 at 11 million coordinates. Beyond this stands the usual assumption that AES-256 and
-    shake_256 with a secret key cannot be told from random.
+    Rounding adds nothing. The words are distinct blocks of a permutation of 2^128 values, whereas ideal words may repeat: the
+    distance is at most m (m - 1) / 2^129 for m pairs, 2^-84 at 11 million coordinates. The bound also rests on the usual
+    assumption that AES-256 and shake_256 with a secret key cannot be told from random.
 
     Source: PRP/PRF switching lemma (Bellare & Rogaway 2006, Lemma 1).
     """
@@ -218,14 +219,14 @@ def total_variation(n: int) -> float:
 
 
 def sampler_delta(variation: float, coordinates: int, releases: int, epsilon: float, delta: float) -> float:
-    """What to add to delta: (1 + e^epsilon) tau d T, refused unless it is below 1 % of delta.
+    """Return the addition to delta for an inexact sampler: (1 + e^epsilon) tau d T, which must be below 1 % of delta.
 
-    The law of all that is released is within tau d T of the ideal one in both worlds, however rounds depend on earlier ones, so
-    P'(S) <= P(S) + tau d T <= e^eps Q(S) + delta + tau d T <= e^eps Q'(S) + delta + (1 + e^eps) tau d T.
+    For both neighbouring inputs the law of all releases is within tau d T of the ideal one, even if rounds depend on earlier
+    ones, so P'(S) <= P(S) + tau d T <= e^eps Q(S) + delta + tau d T <= e^eps Q'(S) + delta + (1 + e^eps) tau d T.
 
     Args:
         variation: tau in [0, 1], total variation between the sampler's law of one coordinate and the ideal one.
-        coordinates: d >= 0 of a release. releases: T >= 0. epsilon: >= 0, delta: in (0, 1), proven of ideal noise.
+        coordinates: d >= 0 of a release. releases: T >= 0. epsilon: >= 0, delta: in (0, 1), proven for ideal noise.
 
     Raises:
         ConfigError: the addition is 1 % of delta or more.

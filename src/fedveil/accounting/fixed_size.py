@@ -1,22 +1,23 @@
-"""Secret samples of fixed size, and samples whose size is seen.
+"""Secret samples of fixed size, and Poisson samples of visible size.
 
-Let p be the part of the clients that is in the sample, noise std z and clip 1. Coupling "client i is not in the sample" with "i
-is in it instead of j" gives (1-p) N(a) + p N(b) against (1-p) N(a) + p N(0), with |a|, |b| <= 1: the base moves with membership.
+Let p be the share of the clients in the sample, noise std z and clip 1. Coupling "client i is not in the sample" with "i is in
+it instead of j" gives (1-p) N(a) + p N(b) against (1-p) N(a) + p N(0), with |a|, |b| <= 1: the base moves with membership.
 The worst case at every epsilon >= 0 (docs/privacy-theorems.md, "The number of participants is seen"):
 
 - data against zeroed: others -1, the client +1, that is (1-p) N(0) + p N(2) against (1-p) N(0) + p N(1) (`wide`);
 - zeroed against data: (1-p) N(0) + p N(1) against N(0) (`narrow`), also for replace-one, both ways, with sensitivity 2C = 1.
 
-Both curves are suprema of functions linear in p. So they are convex in p, and a law of p may be replaced by one on fewer values
-with the same mean: the bound stays above. They also grow with p.
+Both curves are suprema of functions linear in p, so they are convex in p. A distribution of p may therefore be spread onto fewer
+values with the same mean: the bound only grows. Both curves also increase with p.
 
-Both hide who takes part and show how many do, so a zeroed client is one of the counted. The number is the same in both worlds,
-and given that it is k the sample is a random k of the N clients: `fedveil.accounting.fixed_size` with p = k / N. A seen count
-costs far more than a hidden one. Where the sum's noise grows with the number of participants (noise in shares), everybody sees
-the count; then `noise_multiplier` is that of the smallest number of participants for which a round is released.
+Both kinds of sample hide who takes part and reveal how many do, so a zeroed client is counted. The count is the same for both
+neighbouring inputs, and given a count k the sample is a random k of the N clients: the bound above with p = k / N. A visible
+count costs far more than a hidden one. If the sum's noise grows with the number of participants (noise in shares), everybody
+sees the count; `noise_multiplier` is then that of the smallest number of participants for which a round is released.
 
-Units: noise std = `noise_multiplier` and sensitivity 1, which is C for zero-out and 2C for replace-one. N leaves out clients who
-collude with the adversary. Adding or removing a client is not covered: with a visible count it has an atom of infinite loss.
+Units: noise std = `noise_multiplier` and sensitivity 1, which is C for zero-out and 2C for replace-one. N excludes clients who
+collude with the adversary. Adding or removing a client is not covered: with a visible count its loss is infinite with
+positive probability.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from fedveil.accounting.types import Adjacency, FixedSampleGaussian, SeenCountGa
 _Array = NDArray[np.float64]
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _TINY_NOISE = 0.05
-_ORDERS_PER_STD = 200.0  # beyond it the unsampled divergence is used
+_ORDERS_PER_STD = 200.0  # above it the unsampled divergence is used
 
 
 @dataclass(frozen=True)
 class SwappedPairs:
-    """`count` releases on samples that hold the part `shares[i]` of the clients with probability `weights[i]`, seen by everybody.
+    """`count` releases on samples of visible size: the share `shares[i]` of the clients with probability `weights[i]`.
 
-    lost: the probability of the tail that the weights leave out; it is added to delta. A share of 0, which is free, is left out.
+    lost: probability of the tail that the weights omit; it is added to delta. A share of 0 costs nothing and is omitted.
     """
 
     shares: tuple[float, ...]
@@ -57,18 +58,18 @@ class SwappedPairs:
     count: int
 
     def spread(self, *, replace: bool) -> float:
-        """Rough std of one release's loss."""
+        """Return the rough std of one release's loss."""
         return _spread(dataclasses.replace(self, count=1), not replace)
 
     def highest(self, tail: float) -> float:
-        """A loss beyond which one release keeps less than `tail` of delta."""
+        """Return a loss above which one release contributes less than `tail` to delta."""
         z, p = self.noise_multiplier, np.array(self.shares)
         logs = np.log(p) + np.log(np.array(self.weights)) - math.log(tail)
         x = 2 + z * np.sqrt(2 * np.maximum(logs, 1.0))
         return min(float(np.max(_wide_ratio(p, z, x))), LARGEST_LOSS)
 
     def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
-        """The dominating pair; None: the narrow curve both ways under replace-one, else the wide one, which covers everything."""
+        """Return the dominating pair; None uses one curve both ways: narrow for replace-one, else wide, which covers both."""
         one = dataclasses.replace(self, count=1)
         forward = _half(one, step, highest, not replace if direction is None else direction)
         backward = forward if direction is None else _half(one, step, highest, not direction)
@@ -76,7 +77,7 @@ class SwappedPairs:
 
 
 def _wide_ratio(p: _Array, z: float, x: _Array) -> _Array:
-    """ln of the ratio of (1-p) N(0) + p N(2) to (1-p) N(0) + p N(1) at x."""
+    """Return the log density ratio of (1-p) N(0) + p N(2) to (1-p) N(0) + p N(1) at x."""
     with np.errstate(divide="ignore"):
         stay, move = np.log1p(-p), np.log(p)
     first, second = np.logaddexp(stay, move + (2 * x - 2) / z**2), np.logaddexp(stay, move + (x - 0.5) / z**2)
@@ -84,13 +85,13 @@ def _wide_ratio(p: _Array, z: float, x: _Array) -> _Array:
 
 
 def _narrow_ratio(p: _Array, z: float, x: _Array) -> _Array:
-    """ln of the ratio of (1-p) N(0) + p N(1) to N(0) at x."""
+    """Return the log density ratio of (1-p) N(0) + p N(1) to N(0) at x."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-p), np.log(p) + (x - 0.5) / z**2), dtype=np.float64)
 
 
 def _wide_points(p: _Array, z: float, losses: _Array) -> _Array:
-    """Where `_wide_ratio` equals each loss >= 0: z^2 ln v with c2 v^2 - e^l c1 v - (e^l - 1)(1-p)/p = 0."""
+    """Return the x at which `_wide_ratio` equals each loss >= 0: z^2 ln v with c2 v^2 - e^l c1 v - (e^l - 1)(1-p)/p = 0."""
     log_c2, log_linear = -2 / z**2, losses - 0.5 / z**2
     with np.errstate(divide="ignore"):
         log_constant = losses + np.log(-np.expm1(-losses)) + np.log1p(-p) - np.log(p)
@@ -99,16 +100,16 @@ def _wide_points(p: _Array, z: float, losses: _Array) -> _Array:
 
 
 def _narrow_points(p: _Array, z: float, losses: _Array) -> _Array:
-    """Where `_narrow_ratio` equals each loss >= 0."""
+    """Return the x at which `_narrow_ratio` equals each loss >= 0."""
     return np.asarray(0.5 + z**2 * np.log1p(np.expm1(losses) / p), dtype=np.float64)
 
 
 @numpy_defaults
 def wide_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
-    """delta at epsilon >= 0, data against zeroed, for each share p in (0, 1].
+    """Return delta at epsilon >= 0, data against zeroed, for each share p in (0, 1].
 
-    p (h delta_2C(ln(a/h)) + (1-h) delta_C(ln(b/(1-h)))), a = (1-p)(e^eps - 1)/p, b = e^eps, with the h at which both terms have
-    their worst event in common.
+    It is p (h delta_2C(ln(a/h)) + (1-h) delta_C(ln(b/(1-h)))), a = (1-p)(e^eps - 1)/p, b = e^eps, for the h at which both terms
+    have the same worst event.
     """
     t = _wide_points(p, z, epsilons)
     far, near = (2 * t - 2) / z**2, (t - 1.5) / z**2  # ln(a/h) and ln(b/(1-h))
@@ -119,7 +120,7 @@ def wide_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
 
 @numpy_defaults
 def narrow_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
-    """delta at epsilon >= 0, zeroed against data, for each share p in (0, 1]: p delta_C(ln(1 + (e^eps - 1)/p))."""
+    """Return delta at epsilon >= 0, zeroed against data, for each share p in (0, 1]: p delta_C(ln(1 + (e^eps - 1)/p))."""
     return np.asarray(p * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / p))), dtype=np.float64)
 
 
@@ -144,7 +145,7 @@ def _spread(pairs: SwappedPairs, forward_is_wide: bool) -> float:
 
 
 def _log_half_moments(pairs: SwappedPairs, powers: _Array, highest: float, *, wide: bool) -> _Array:
-    """ln E_Q[(L^a - 1 - a (L - 1)) 1{L > 1}] for each power a, L = P/Q the ratio of the wide or narrow pair."""
+    """Return ln E_Q[(L^a - 1 - a (L - 1)) 1{L > 1}] for each power a, with L = P/Q of the wide or narrow pair."""
     p, z = np.array(pairs.shares)[:, None], pairs.noise_multiplier
     low = 1.5 if wide else 0.5  # where L = 1, for every share
     edges = np.linspace(low, highest, max(2, math.ceil((highest - low) / min(z, 2 * z * z)) + 1))
@@ -159,9 +160,10 @@ def _log_half_moments(pairs: SwappedPairs, powers: _Array, highest: float, *, wi
 
 @numpy_defaults
 def rdp(pairs: SwappedPairs, orders: _Array, adjacency: Adjacency | None) -> _Array:
-    """Renyi divergences of one release at orders > 1, the worse direction; `lost` must be 0.
+    """Return the Renyi divergences of one release at orders > 1, in the worse direction; `lost` must be 0.
 
-    ln(1 + a (a-1) int (e^((a-1) eps) delta(eps) + e^(-a eps) delta'(eps)) d eps) / (a-1), delta and delta' the two directions'.
+    They are ln(1 + a (a-1) int (e^((a-1) eps) delta(eps) + e^(-a eps) delta'(eps)) d eps) / (a-1), with delta and delta' of the
+    two directions.
     """
     z = pairs.noise_multiplier
     values = np.asarray(orders / (2 * z * z), dtype=np.float64)  # without amplification
@@ -190,14 +192,14 @@ def _rdp(pairs: SwappedPairs, a: _Array, adjacency: Adjacency | None) -> _Array:
     return np.asarray(np.logaddexp(0.0, worst) / (a - 1), dtype=np.float64)
 
 
-_TAIL = 1e-15  # probability of counts that a whole run leaves out; it is added to delta
-_RENYI_TAIL = 1e-60  # these counts are taken for a round with all clients
-_SPACING = 0.05  # of the mean count, between the counts kept for large numbers of participants
+_TAIL = 1e-15  # probability of the counts that a whole run omits; it is added to delta
+_RENYI_TAIL = 1e-60  # counts in this tail are priced as a round with all clients
+_SPACING = 0.05  # distance between thinned counts, as a share of the mean count
 _RENYI_COUNTS = 24
 
 
 def _log_tail(clients: int, rate: float, k: int) -> float:
-    """Chernoff's bound on ln P(K >= k) for k above the mean and on ln P(K <= k) below it: -N KL(k/N || q)."""
+    """Return Chernoff's bound on ln P(K >= k) for k above the mean, and on ln P(K <= k) below it: -N KL(k/N || q)."""
     p = k / clients
     up = p * math.log(p / rate) if p > 0 else 0.0
     down = (1 - p) * (math.log1p(-p) - math.log1p(-rate)) if p < 1 else 0.0
@@ -205,11 +207,11 @@ def _log_tail(clients: int, rate: float, k: int) -> float:
 
 
 def _window(clients: int, rate: float, tail: float) -> tuple[int, int]:
-    """Counts low and high with P(K < low) <= tail and P(K > high) <= tail."""
+    """Return counts (low, high) with P(K < low) <= tail and P(K > high) <= tail."""
     mean, target = clients * rate, math.log(tail)
 
     def first(outside: int, inside: int) -> int:
-        """The count nearest to the mean whose tail bound is at most `tail`."""
+        """Return the count nearest to the mean whose tail bound is at most `tail`."""
         while abs(outside - inside) > 1:
             middle = (outside + inside) // 2
             outside, inside = (middle, inside) if _log_tail(clients, rate, middle) <= target else (outside, middle)
@@ -221,7 +223,7 @@ def _window(clients: int, rate: float, tail: float) -> tuple[int, int]:
 
 
 def _probabilities(clients: int, rate: float, low: int, high: int) -> _Array:
-    """P(K = k) for low <= k <= high, scaled to sum 1, from the ratios of neighbours."""
+    """Return P(K = k) for low <= k <= high, scaled to sum 1, from the ratios of neighbours."""
     k = np.arange(low, high, dtype=np.float64)
     steps = np.log((clients - k) / (k + 1)) + (math.log(rate) - math.log1p(-rate))
     logs = np.concatenate([[0.0], np.cumsum(steps)])
@@ -229,7 +231,7 @@ def _probabilities(clients: int, rate: float, low: int, high: int) -> _Array:
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
-def _kept(low: int, high: int, mean: float, std: float) -> list[int]:
+def _thinned(low: int, high: int, mean: float, std: float) -> list[int]:
     kept, k = [low], low
     while k < high:
         beyond = (abs(k - mean) - 3 * std) / 6
@@ -238,28 +240,28 @@ def _kept(low: int, high: int, mean: float, std: float) -> list[int]:
     return kept
 
 
-def _spread_onto(kept: _Array, k: _Array, weights: _Array) -> _Array:
-    """Move the mass at each k to the two kept neighbours so that the mean stays."""
-    right = np.clip(np.searchsorted(kept, k), 1, kept.size - 1)
-    part = (k - kept[right - 1]) / (kept[right] - kept[right - 1])
-    moved = np.bincount(right, weights * part, kept.size) + np.bincount(right - 1, weights * (1 - part), kept.size)
+def _spread_onto(points: _Array, k: _Array, weights: _Array) -> _Array:
+    """Move the mass at each k to the two neighbouring points, keeping the mean."""
+    right = np.clip(np.searchsorted(points, k), 1, points.size - 1)
+    part = (k - points[right - 1]) / (points[right] - points[right - 1])
+    moved = np.bincount(right, weights * part, points.size) + np.bincount(right - 1, weights * (1 - part), points.size)
     return np.asarray(moved, dtype=np.float64)
 
 
 @lru_cache(maxsize=256)
 def _counts(clients: int, rate: float, tail: float, exact: bool) -> tuple[_Array, _Array, float]:
-    """Counts k, their probabilities given that K is not above the window, and a bound on the probability that it is.
+    """Return counts k, their probabilities given that K is not above the window, and a bound on P(K above the window).
 
-    Counts below the window go into it, which is safe since the curves grow with k; counts inside may be thinned out (see
-    `swapped_pairs`).
+    Counts below the window move into it, which is safe since the curves grow with k. Unless `exact`, counts inside are thinned
+    out (see the module's docstring).
     """
     low, high = _window(clients, rate, tail)
     k = np.arange(low, high + 1, dtype=np.float64)
     weights = _probabilities(clients, rate, low, high)
     lost = math.exp(_log_tail(clients, rate, high + 1)) * (1 + 1e-9) if high < clients else 0.0
     mean = clients * rate
-    kept = k if exact else np.array(_kept(low, high, mean, math.sqrt(mean * (1 - rate))), dtype=np.float64)
-    return kept, weights if kept.size == k.size else _spread_onto(kept, k, weights), lost
+    points = k if exact else np.array(_thinned(low, high, mean, math.sqrt(mean * (1 - rate))), dtype=np.float64)
+    return points, weights if points.size == k.size else _spread_onto(points, k, weights), lost
 
 
 def _fixed_pairs(clients: int, cohort: int, z: float, count: int) -> SwappedPairs:
@@ -267,9 +269,9 @@ def _fixed_pairs(clients: int, cohort: int, z: float, count: int) -> SwappedPair
 
 
 def pairs_of(event: SeenCountGaussian | FixedSampleGaussian) -> SwappedPairs:
-    """The releases of an event as `fedveil.accounting.pld` composes them; somebody must take part with probability > 0.
+    """Convert an event to the form that `fedveil.accounting.pld` composes; its rate or cohort must be > 0.
 
-    The number of participants is cut off where all rounds together exceed it with probability below 1e-15, added to delta.
+    Counts are cut off where all rounds together exceed the cut with probability below 1e-15, which is added to delta.
     """
     if isinstance(event, FixedSampleGaussian):
         return _fixed_pairs(event.clients, event.cohort, event.noise_multiplier, event.count)
@@ -282,13 +284,13 @@ def pairs_of(event: SeenCountGaussian | FixedSampleGaussian) -> SwappedPairs:
 
 
 def renyi_pairs_of(event: SeenCountGaussian | FixedSampleGaussian) -> SwappedPairs:
-    """As `pairs_of`, with nothing left out and at most 24 different counts, for Renyi divergences."""
+    """Convert an event as `pairs_of` does, but with nothing omitted and about 24 distinct counts, for Renyi divergences."""
     if isinstance(event, FixedSampleGaussian) or event.rate == 1:
         return pairs_of(event)
     k, weights, lost = _counts(event.clients, float(event.rate), _RENYI_TAIL, False)
     if k.size > _RENYI_COUNTS:
-        kept = k[np.unique(np.linspace(0, k.size - 1, _RENYI_COUNTS).round().astype(int))]
-        k, weights = kept, _spread_onto(kept, k, weights)
+        points = k[np.unique(np.linspace(0, k.size - 1, _RENYI_COUNTS).round().astype(int))]
+        k, weights = points, _spread_onto(points, k, weights)
     if lost > 0:
         k, weights = np.append(k, event.clients), np.append(weights, lost)
     some = k > 0
@@ -313,7 +315,7 @@ def _deltas(shares: _Array, weights: _Array, z: float, epsilon: float, adjacency
 def fixed_sample_delta(
     share: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency = Adjacency.ZERO_OUT
 ) -> tuple[float, float]:
-    """The exact delta at epsilon of one release on a secret sample of fixed size: (data to zeroed, zeroed to data).
+    """Return the exact delta at epsilon of one release on a secret sample of fixed size: (data to zeroed, zeroed to data).
 
     Args:
         share: size of the sample / number of clients, in [0, 1].
@@ -331,14 +333,14 @@ def fixed_sample_delta(
 def seen_count_delta(
     clients: int, rate: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency = Adjacency.ZERO_OUT
 ) -> tuple[float, float]:
-    """The exact delta at epsilon of one release on a Poisson sample whose size is seen: (data to zeroed, zeroed to data).
+    """Return the exact delta at epsilon of one release on a Poisson sample of visible size: (data to zeroed, zeroed to data).
 
     Args:
         clients: N >= 1, without clients who collude.
         rate: in [0, 1].
         noise_multiplier: noise std / sensitivity of the adjacency, > 0.
         epsilon: >= 0.
-        adjacency: as `fixed_sample_delta`.
+        adjacency: as in `fixed_sample_delta`.
 
     Source: the mean of `fixed_sample_delta` over Bin(N, q); counts of probability below 1e-60 are rounded up.
     """
@@ -353,9 +355,9 @@ def seen_count_delta(
 
 @numpy_defaults
 def named_participants_delta(rate: float, noise_multiplier: float, count: int, epsilon: float) -> float:
-    """The exact delta at epsilon when it is seen WHO takes part: sum_j Bin(T, q)(j) delta_Gauss(eps; sqrt(j)/z), both directions.
+    """Return the exact delta at epsilon, in both directions, if the adversary sees WHO takes part.
 
-    Also an upper bound when only the number is seen, or nothing.
+    It is sum_j Bin(T, q)(j) delta_Gauss(eps; sqrt(j)/z), and an upper bound if the adversary sees only the number, or nothing.
 
     Args:
         rate: in [0, 1]. noise_multiplier: noise std / sensitivity, > 0. count: number of rounds T, >= 0. epsilon: >= 0.
@@ -377,12 +379,12 @@ def epsilon_pld(
     adjacency: Adjacency | None = None,
     step: float | None = None,
 ) -> float:
-    """Epsilon of an event by privacy loss distributions, from above; the worse of both directions.
+    """Return an upper bound on epsilon of an event by privacy loss distributions, in the worse direction.
 
     Args:
         event: the releases. delta: in (0, 1).
         adjacency: None covers zero-out and replace-one.
-        step: of the grid of losses, as `fedveil.accounting.pld.composed`.
+        step: of the grid of losses, as in `fedveil.accounting.pld.composed`.
     """
     delta = open_probability("delta", delta)
     idle = event.rate == 0 if isinstance(event, SeenCountGaussian) else event.cohort == 0

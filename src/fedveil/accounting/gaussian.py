@@ -1,4 +1,4 @@
-"""The Gaussian mechanism, exactly, and how the costs of several releases add up.
+"""The exact Gaussian mechanism, and composition theorems.
 
 Everything follows from one identity. With x = epsilon / mu - mu / 2 and the Mills ratio M(s) = (1 - Phi(s)) / phi(s),
 
@@ -40,7 +40,7 @@ def _mills(s: float) -> float:
 
 
 def _mills_slope(s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """-M'(s) = 1 - s M(s) for s >= -1, without cancellation for large s."""
+    """Return -M'(s) = 1 - s M(s) for s >= -1, without cancellation for large s."""
     direct = 1 - s * _SQRT_HALF_PI * erfcx(s / math.sqrt(2))
     inverse = 1 / np.maximum(s, _ASYMPTOTIC_FROM) ** 2
     series = np.zeros_like(s)
@@ -50,7 +50,7 @@ def _mills_slope(s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _mills_drop(x: float, mu: float) -> float:
-    """M(x) - M(x + mu) for x >= -1/2 or mu > 1 with x > 0."""
+    """Return M(x) - M(x + mu) for x >= -1/2, or for x > 0 if mu > 1."""
     if mu > 1:
         return _mills(x) - _mills(x + mu)
     return 0.5 * mu * float(_WEIGHTS @ _mills_slope(x + 0.5 * mu * (_NODES + 1)))
@@ -58,7 +58,7 @@ def _mills_drop(x: float, mu: float) -> float:
 
 @numpy_defaults
 def log_delta_of(mu: float, epsilon: float) -> float:
-    """Natural logarithm of `delta_of`, finite even where delta itself underflows (-inf at mu = 0).
+    """Return the natural logarithm of `delta_of`, finite even where delta itself underflows (-inf at mu = 0).
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
@@ -71,14 +71,14 @@ def log_delta_of(mu: float, epsilon: float) -> float:
         return -math.inf
     x = epsilon / mu - mu / 2
     if x <= 0 and mu > 1:
-        kept = ndtr(x) + math.exp(-x * x / 2 - _LOG_SQRT_2PI) * _mills(x + mu)
-        return math.log1p(-float(kept))
+        complement = ndtr(x) + math.exp(-x * x / 2 - _LOG_SQRT_2PI) * _mills(x + mu)
+        return math.log1p(-float(complement))
     return -x * x / 2 - _LOG_SQRT_2PI + math.log(_mills_drop(x, mu))
 
 
 @numpy_defaults
 def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`log_delta_of` for an array of epsilons >= 0 at one mu > 0."""
+    """Return `log_delta_of` for an array of epsilons >= 0 at one mu > 0."""
     mu = positive("mu", mu)
     x = np.asarray(epsilons, dtype=np.float64) / mu - mu / 2
     if mu <= 1:
@@ -92,7 +92,7 @@ def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float6
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """The exact delta at `epsilon` of a mu-GDP Gaussian mechanism: Phi(-e/mu + mu/2) - exp(e) Phi(-e/mu - mu/2).
+    """Return the exact delta at `epsilon` of a mu-GDP Gaussian mechanism: Phi(-e/mu + mu/2) - exp(e) Phi(-e/mu - mu/2).
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
@@ -105,11 +105,11 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 @numpy_defaults
 def epsilon_of(mu: float, delta: float) -> float:
-    """The exact epsilon at `delta` of a mu-GDP Gaussian mechanism; inverse of `delta_of` (0 where delta already suffices).
+    """Return the exact epsilon at `delta` of a mu-GDP Gaussian mechanism, the inverse of `delta_of` (0 if delta suffices alone).
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
-        delta: in [0, 1); at delta = 0 the answer is inf unless mu = 0.
+        delta: in [0, 1); at delta = 0 the result is inf unless mu = 0.
     """
     mu, delta = non_negative("mu", mu), probability("delta", delta)
     if mu == 0 or delta == 1:
@@ -129,7 +129,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @numpy_defaults
 def mu_of(epsilon: float, delta: float) -> float:
-    """The largest mu whose Gaussian mechanism is (epsilon, delta)-DP; inverse of `delta_of` in mu.
+    """Return the largest mu whose Gaussian mechanism is (epsilon, delta)-DP, the inverse of `delta_of` in mu.
 
     Args:
         epsilon: >= 0.
@@ -155,7 +155,9 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 @numpy_defaults
 def tpr(mu: float, fpr: float) -> float:
-    """Largest true-positive rate of any attack on a mu-GDP release at false-positive rate `fpr`: Phi(Phi^-1(fpr) + mu).
+    """Return the largest true-positive rate, at false-positive rate `fpr`, of any attack on a mu-GDP release.
+
+    It is Phi(Phi^-1(fpr) + mu).
 
     Args:
         mu: Gaussian-DP parameter, >= 0.
@@ -167,7 +169,7 @@ def tpr(mu: float, fpr: float) -> float:
 
 
 def noise_std_for(epsilon: float, delta: float, sensitivity: float) -> float:
-    """The smallest Gaussian noise std that makes one release (epsilon, delta)-DP.
+    """Return the smallest Gaussian noise std that makes one release (epsilon, delta)-DP.
 
     Args:
         epsilon: >= 0.
@@ -180,7 +182,7 @@ def noise_std_for(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def classical_noise_multiplier(epsilon: float, delta: float) -> float:
-    """sqrt(2 ln(1.25 / delta)) / epsilon, the textbook calibration: for claims only (proven for epsilon < 1 alone).
+    """Return the textbook calibration sqrt(2 ln(1.25 / delta)) / epsilon, for claims only (it is proven only for epsilon < 1).
 
     Source: Dwork & Roth 2014, Theorem A.1.
     """
@@ -199,7 +201,7 @@ def _pair(sensitivities: _Numbers, stds: _Numbers) -> tuple[NDArray[np.float64],
 
 @numpy_defaults
 def mu_groups(sensitivities: _Numbers, stds: _Numbers) -> float:
-    """mu of one release whose groups are clipped independently: sqrt(sum (Delta_l / sigma_l)^2).
+    """Return mu of one release with independently clipped groups: sqrt(sum (Delta_l / sigma_l)^2).
 
     Args:
         sensitivities: L2 sensitivity of each group, >= 0.
@@ -216,11 +218,11 @@ def mu_groups(sensitivities: _Numbers, stds: _Numbers) -> float:
 
 @numpy_defaults
 def mu_groups_joint(sensitivities: _Numbers, stds: _Numbers, joint: float) -> float:
-    """mu of one release whose whole shift is bounded by `joint` as well as each group's by its own sensitivity.
+    """Return mu of one release with a bound on each group's shift and the bound `joint` on the whole shift.
 
     The worst shift maximises sum (x_l / sigma_l)^2 over x_l <= Delta_l and sum x_l^2 <= joint^2: a fractional knapsack in
-    x_l^2, filled by the smallest sigma first. For replace-one pass doubled clips, doubled joint: the difference of two
-    points of a symmetric convex set lies in twice the set.
+    x_l^2, filled by the smallest sigma first. For replace-one, pass doubled clips and a doubled joint bound: the difference of
+    two points of a symmetric convex set lies in twice the set.
 
     Args:
         sensitivities: L2 sensitivity of each group, >= 0.
@@ -228,22 +230,22 @@ def mu_groups_joint(sensitivities: _Numbers, stds: _Numbers, joint: float) -> fl
         joint: L2 sensitivity of the whole release, >= 0.
     """
     deltas, sigmas = _pair(sensitivities, stds)
-    left = non_negative("joint", joint) ** 2
+    remaining = non_negative("joint", joint) ** 2
     total = 0.0
     for index in np.argsort(sigmas, kind="stable"):
-        moved = min(left, float(deltas[index]) ** 2)
+        moved = min(remaining, float(deltas[index]) ** 2)
         if moved == 0:
             continue
         if sigmas[index] == 0:
             return math.inf
         total += moved / float(sigmas[index]) ** 2
-        left -= moved
+        remaining -= moved
     return math.sqrt(total)
 
 
 @numpy_defaults
 def naive(epsilons: _Numbers, deltas: _Numbers) -> tuple[float, float]:
-    """Basic composition: (sum of epsilons, sum of deltas capped at 1).
+    """Return basic composition: (sum of epsilons, sum of deltas capped at 1).
 
     Source: Dwork & Roth 2014, Theorem 3.16.
     """
@@ -255,7 +257,7 @@ def naive(epsilons: _Numbers, deltas: _Numbers) -> tuple[float, float]:
 
 @numpy_defaults
 def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Advanced composition of `count` adaptive (epsilon, delta)-DP releases.
+    """Return the advanced composition of `count` adaptive (epsilon, delta)-DP releases.
 
     Args:
         epsilon, delta: the cost of each release.
@@ -276,7 +278,7 @@ def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[fl
 
 @numpy_defaults
 def gdp(mus: _Numbers) -> float:
-    """mu of the (adaptive) composition of mu_t-GDP releases: sqrt(sum mu_t^2).
+    """Return mu of the (adaptive) composition of mu_t-GDP releases: sqrt(sum mu_t^2).
 
     Source: Dong, Roth & Su 2022, Corollary 3.3.
     """
@@ -285,7 +287,7 @@ def gdp(mus: _Numbers) -> float:
 
 @numpy_defaults
 def zcdp(rhos: _Numbers) -> float:
-    """zCDP parameter of the composition: the sum.
+    """Return the zCDP parameter of the composition, the sum of the parameters.
 
     Source: Bun & Steinke 2016, Lemma 2.3.
     """
@@ -293,7 +295,7 @@ def zcdp(rhos: _Numbers) -> float:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """The classical conversion rho + 2 sqrt(rho ln(1/delta)) of rho-zCDP.
+    """Return epsilon at `delta` of rho-zCDP by the classical conversion rho + 2 sqrt(rho ln(1/delta)).
 
     Source: Bun & Steinke 2016, Proposition 1.3.
     """
@@ -303,7 +305,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 @numpy_defaults
 def rdp(curves: Sequence[_Numbers]) -> NDArray[np.float64]:
-    """Renyi curve of the composition on a common grid of orders: the sum of the curves.
+    """Return the Renyi curve of the composition on a common grid of orders, the sum of the curves.
 
     Source: Mironov 2017, Proposition 1.
     """
@@ -315,7 +317,7 @@ def rdp(curves: Sequence[_Numbers]) -> NDArray[np.float64]:
 
 @numpy_defaults
 def rdp_epsilons(orders: _Numbers, values: _Numbers, delta: float) -> NDArray[np.float64]:
-    """The epsilon that each order proves: R(a) + ln(1 - 1/a) - ln(delta a) / (a - 1), at least 0.
+    """Return the epsilon that each order proves: R(a) + ln(1 - 1/a) - ln(delta a) / (a - 1), at least 0.
 
     Args:
         orders: Renyi orders, each > 1.
@@ -334,13 +336,13 @@ def rdp_epsilons(orders: _Numbers, values: _Numbers, delta: float) -> NDArray[np
 
 
 def rdp_epsilon(orders: _Numbers, values: _Numbers, delta: float) -> float:
-    """The best epsilon over the grid of orders; see `rdp_epsilons`."""
+    """Return the smallest epsilon over the grid of orders; see `rdp_epsilons`."""
     return float(np.min(rdp_epsilons(orders, values, delta)))
 
 
 @numpy_defaults
 def rdp_log_delta(orders: _Numbers, values: _Numbers, epsilon: float) -> float:
-    """Logarithm of the best delta that a Renyi curve proves at `epsilon`, at most 0.
+    """Return the logarithm of the smallest delta that a Renyi curve proves at `epsilon`, at most 0.
 
     Source: Canonne, Kamath & Steinke 2020, Proposition 12, solved for delta.
     """

@@ -1,13 +1,13 @@
-"""What an outsider who sees only the LAST global model learns: bounds by shifted interpolation that stop growing with rounds.
+"""Privacy of the LAST global model alone: bounds by shifted interpolation that stop growing with the number of rounds.
 
-Hold for the final view alone: every client sees every iterate. Each round the model moves by a map that is rho-Lipschitz, two
-adjacent data sets move one model at most gamma apart, Gaussian noise is added and the model is projected on a ball of diameter D.
-Choosing a round t0 at which the two runs may be up to D apart (0 at t0 = 0: a common start) and shifts u_t >= 0 with
+The bounds hold only for the final view, since every client sees every iterate. In each round the model moves by a rho-Lipschitz
+map, two adjacent data sets move one model at most gamma apart, Gaussian noise is added, and the model is projected on a ball of
+diameter D. Choose a round t0 at which the two runs may be up to D apart (0 at t0 = 0: a common start) and shifts u_t >= 0 with
 
-    d_t0 = D,   d_t+1 = rho_t d_t + gamma_t - u_t >= 0,   d_T = 0,
+    d_t0 = D,   d_t+1 = rho_t d_t + gamma_t - u_t >= 0,   d_T = 0.
 
-the last iterate is mu-GDP with mu^2 = sum (u_t / s_t)^2 (Bok, Su & Altschuler 2024, Theorem 3.1 and Lemma 3.2; the constraint
-d >= 0 is the one that the proof of Noisy-FedAvg drops). Proofs and the exact solution: docs/privacy.md, "The last iterate".
+Then the last iterate is mu-GDP with mu^2 = sum (u_t / s_t)^2 (Bok, Su & Altschuler 2024, Theorem 3.1 and Lemma 3.2; the proof of
+Noisy-FedAvg drops the constraint d >= 0). Proofs and the exact solution: docs/privacy.md, "The last iterate".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _refuse_contraction(smallest: float, hidden_iterates: bool, clipping_inactiv
 
 
 def _exp(log: float) -> float:
-    """e^log, infinite beyond the largest float."""
+    """Return e^log, or inf on overflow."""
     return math.exp(log) if log < 709.78 else math.inf
 
 
@@ -51,19 +51,19 @@ def final_mu(
     hidden_iterates: bool = False,
     clipping_inactive: bool = False,
 ) -> float:
-    """The smallest mu that the projected last-iterate bound proves, exactly, for varying rounds.
+    """Return the smallest mu that the projected last-iterate bound proves, exactly, for varying rounds.
 
-    With a_t = prod_(j>t) rho_j and v_t = a_t u_t the problem asks for the shortest path, in the metric v^2 / (a_t s_t)^2, that
-    stays below the points (X_t, Y_t), X_t = sum (a s)^2 and Y_t = a_(t0-1) d_t0 + sum a gamma, and ends in the last: their
-    greatest convex minorant. Slopes of a suffix are pooled once, from the last round backwards; all in logarithms.
+    With a_t = prod_(j>t) rho_j and v_t = a_t u_t, the solution is the shortest path, in the metric v^2 / (a_t s_t)^2, below the
+    points (X_t, Y_t), X_t = sum (a s)^2 and Y_t = a_(t0-1) d_t0 + sum a gamma, that ends in the last point: their greatest
+    convex minorant. The slopes of a suffix are pooled once, from the last round backwards, in logarithms.
 
     Args:
-        rhos: Lipschitz constant of each round's map, > 0; below 1 only with both conditions.
-        gammas: largest distance that adjacent data put between two images of one model, >= 0.
+        rhos: Lipschitz constant of each round's map, > 0; below 1 only if both conditions hold.
+        gammas: largest distance between the images of one model under adjacent data, >= 0.
         diameters: diameter of the ball that holds the model at the START of each round, > 0 (inf: no projection); the first is
             unused (common start).
         noise_stds: std of the Gaussian noise on the model in each round (sigma / sqrt(m) for a mean of m), > 0.
-        hidden_iterates, clipping_inactive: the conditions under which a contraction may be used.
+        hidden_iterates, clipping_inactive: the two conditions for a contraction; see `contraction_mu`.
 
     Raises:
         ConfigError: lengths differ, a value out of range, or an unjustified contraction.
@@ -88,7 +88,7 @@ def _add(x: float, y: float) -> float:
 
 
 def _best_start(widths: list[float], heights: list[float], starts: list[float]) -> float:
-    """Minimum over t0 of the energy of the greatest convex minorant; all arguments are logarithms."""
+    """Return the minimum over t0 of the energy of the greatest convex minorant; all arguments are logarithms."""
     best = math.inf
     pooled: list[
         tuple[float, float, float]
@@ -126,13 +126,13 @@ def final_mu_constant(
     hidden_iterates: bool = False,
     clipping_inactive: bool = False,
 ) -> float:
-    """`final_mu` for constant rounds, in closed form for each start and vectorised over them.
+    """Return `final_mu` for constant rounds, in closed form for each start and vectorised over the starts.
 
     Starting n rounds before the end costs Y^2 / X with Y = rho^n D + gamma S1, X = S2, S_k = sum_(j<n) rho^(kj), when the last
     shift Y / X >= gamma (always for rho <= 1); other n are never best. From the common start: T gamma^2 for rho >= 1.
 
     Args:
-        rho: Lipschitz constant of the round map, > 0; below 1 only with both conditions.
+        rho: Lipschitz constant of the round map, > 0; below 1 only if both conditions hold.
         gamma: data sensitivity of a round, >= 0.
         rounds: T >= 0.
         diameter: of the projection ball, > 0 (inf: no projection).
@@ -164,7 +164,7 @@ def _size(diameter: float) -> float:
 
 
 def _log_sums(log_rho: float, n: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln sum_(j<n) rho^j, by ln rho, since the square of rho may be too large or too small for a float."""
+    """Return ln sum_(j<n) rho^j from ln rho, since rho^2 may overflow or underflow."""
     if log_rho == 0:
         return np.asarray(np.log(n), dtype=np.float64)
     rate = abs(log_rho)
@@ -177,9 +177,9 @@ def _log_sum(log_rho: float, n: int) -> float:
 
 
 def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:
-    """H = (rho + 1) D (2 gamma + (rho - 1) D): the best Y^2 / X over real n, for rho >= 1; mu >= sqrt(H) / noise_std.
+    """Return H = (rho + 1) D (2 gamma + (rho - 1) D), the smallest Y^2 / X over real n for rho >= 1; mu >= sqrt(H) / noise_std.
 
-    It beats composition only for T > H / gamma^2. With r = rho^n, A = D + B and B = gamma / (rho - 1) the cost is
+    It beats composition only for T > H / gamma^2. With r = rho^n, A = D + B and B = gamma / (rho - 1), the cost is
     (rho^2 - 1) (A r - B)^2 / (r^2 - 1), smallest at r = A / B = 1 + (rho - 1) D / gamma.
     """
     rho, gamma, diameter = positive("rho", rho), non_negative("gamma", gamma), positive("diameter", diameter)
@@ -189,13 +189,14 @@ def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:
 
 
 def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float, noise_std: float) -> float:
-    """The last-iterate bound without any smoothness: two trajectories that move at most R each end at most d + 2R apart.
+    """Return the last-iterate mu without smoothness: two trajectories that move at most R each end at most d + 2R apart.
 
-    Either composition (T gamma^2) or n < T last rounds with rho = 1 and 2R in place of gamma: (D + 2R n)^2 / n.
+    It is the smaller of composition (T gamma^2) and the last n < T rounds with rho = 1 and 2R in place of gamma:
+    (D + 2R n)^2 / n.
 
     Args:
         gamma: data sensitivity of a round from one model, >= 0.
-        radius: R = sum of learning rates times the clip V: how far one round's mean update can move the model.
+        radius: R = sum of learning rates times the clip V, the farthest that one round's mean update moves the model.
         rounds: T >= 0.
         diameter: of the projection ball, > 0 (inf: no projection).
         noise_std: std of the noise on the model in each round, > 0.
@@ -213,13 +214,13 @@ def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float
 def contraction_mu(
     rho: float, gamma: float, rounds: int, noise_std: float, *, hidden_iterates: bool, clipping_inactive: bool
 ) -> float:
-    """mu of the last iterate when every round map is a contraction: gamma sqrt((1+rho)(1-rho^T) / ((1-rho)(1+rho^T))) / s.
+    """Return mu of the last iterate if all round maps contract: gamma sqrt((1+rho)(1-rho^T) / ((1-rho)(1+rho^T))) / s.
 
     Args:
         rho: contraction factor in (0, 1).
-        gamma, rounds, noise_std: as `final_mu_constant`.
-        hidden_iterates: nobody but the holder of the last model saw an iterate (False is refused).
-        clipping_inactive: no gradient was clipped, by its definition and not by observation (False is refused): clipping a
+        gamma, rounds, noise_std: as in `final_mu_constant`.
+        hidden_iterates: only the holder of the last model saw any iterate (False is refused).
+        clipping_inactive: gradients are never clipped, by construction and not by observation (False is refused): clipping a
             batch gradient to a ball destroys contraction even for quadratics.
 
     Source: Bok, Su & Altschuler 2024, Theorem 4.2 (strongly convex case).

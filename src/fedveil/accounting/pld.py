@@ -1,23 +1,24 @@
-"""Privacy loss distributions: numerically tight composition, always from above.
+"""Privacy loss distributions: numerically tight composition, always an upper bound.
 
 A pair of output distributions (P, Q) is represented by the law under P of the loss ln(P/Q), placed on a grid of losses by
 connecting the dots: the mass of an interval between two grid losses moves to its two ends so that its mass under P and under Q
-is kept. The resulting pair dominates the original one at every epsilon (Doroshenko et al. 2022, Algorithm 1), so composing it
-(a convolution, done by FFT) gives an upper bound. What truncation and rounding may lose is added to the mass at infinity.
+stays the same. The resulting pair dominates the original one at every epsilon (Doroshenko et al. 2022, Algorithm 1), so its
+composition (a convolution by FFT) gives an upper bound. The possible loss by truncation and rounding is added to the mass at
+infinity.
 
 Three adjacencies (sensitivity = 1 in units where the noise std is z):
-- zero-out: both directions of ((1-q) N(0) + q N(1), N(0)), composed separately, the worse one counts.
+- zero-out: both directions of ((1-q) N(0) + q N(1), N(0)), composed separately; the worse one counts.
 - replace-one: sensitivity 1 = 2C. Opposite contributions are the worst at every epsilon (docs/privacy.md, "Poisson sampling and
   replace-one"), so ((1-q) N(0) + q N(1/2), (1-q) N(0) + q N(-1/2)) dominates.
 - unknown: the remove curve in BOTH directions, which covers the other two.
-The last two are symmetric: P(-loss) = e^-loss P(loss), which bounds them at negative epsilon too, as composition needs. (The
-remove direction alone would not cover replacement.)
+The last two are symmetric: P(-loss) = e^-loss P(loss). This also bounds them at negative epsilon, which composition needs; the
+remove direction alone would not cover replacement.
 
 A pair (P, Q) is determined by delta(epsilon) of (P, Q) and of (Q, P) at epsilon >= 0: the first curve has the positive losses
 of P, the second its negative ones, because a loss l of (Q, P) with mass m under Q is a loss -l of (P, Q) with mass m e^-l under
-P. Both curves have the same value at 0, so what is left of P's mass has loss 0. Each curve is placed on the grid by connecting
-the dots (`fedveil.accounting.pld`), on a subset of the grid that thins out towards large losses: any subset stays above, and gaps
-of 1/400 of the loss move its second moment by less than 2e-6 of itself.
+P. Both curves have the same value at 0, so the rest of P's mass has loss 0. Each curve is placed on the grid by connecting the
+dots, on a subset of the grid that thins out towards large losses: any subset gives an upper bound, and gaps of 1/400 of the loss
+change its second moment by less than 2e-6 relatively.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _STEPS_PER_STD = 30
 _LONGEST_STEP = 2**17
 LONGEST_SUM = 2**18
 _COARSEST = 50.0
-LARGEST_LOSS = 500.0  # of one release; what lies beyond counts as infinite
+LARGEST_LOSS = 500.0  # of one release; larger losses count as infinite
 
 
 @dataclass(frozen=True)
@@ -66,23 +67,23 @@ class Sampled:
 
 
 class Pair(Protocol):
-    """`count` releases of another mechanism, which brings the loss distribution of its dominating pair."""
+    """`count` releases of another mechanism, with the loss distribution of its dominating pair."""
 
     @property
     def count(self) -> int:
-        """How many times it is released."""
+        """Return the number of releases."""
         ...
 
     def spread(self, *, replace: bool) -> float:
-        """Rough std of one release's loss; only the grid depends on it."""
+        """Return the rough std of one release's loss; only the grid depends on it."""
         ...
 
     def highest(self, tail: float) -> float:
-        """A loss beyond which one release keeps less than about `tail` of delta."""
+        """Return a loss above which one release contributes less than about `tail` to delta."""
         ...
 
     def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
-        """One release: data against zeroed (True), zeroed against data (False), or a symmetric pair that covers the adjacency."""
+        """Return one release: data against zeroed (True), zeroed against data (False), or a symmetric pair for the adjacency."""
         ...
 
 
@@ -90,21 +91,21 @@ Release = Sampled | Pair
 
 
 def interval_masses(points: _Array) -> _Array:
-    """Standard normal mass between consecutive ascending points, to relative precision in both tails."""
+    """Return the standard normal mass between consecutive ascending points, relatively precise in both tails."""
     low, high = points[..., :-1], points[..., 1:]
     masses: _Array = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
     return masses
 
 
 def connect(losses: _Array, p: _Array, q: _Array) -> tuple[_Array, _Array]:
-    """Masses that each interval [l_i, l_i+1] sends to its lower and its upper end, keeping both P and Q."""
+    """Return the masses that each interval [l_i, l_i+1] sends to its lower and upper end, preserving both P and Q."""
     gap = np.diff(losses)
     upper = np.clip((p - np.exp(losses[:-1]) * q) / -np.expm1(-gap), 0, p)
     return p - upper, upper
 
 
 def _directed(rate: float, z: float, step: float, highest: float, *, remove: bool) -> Pld:
-    """The remove or add direction of the pair ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2))."""
+    """Return the remove or add direction of the pair ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2))."""
     last = math.ceil(highest / step)
     first = max(math.floor(math.log1p(-rate) / step), -last) if rate < 1 else -last
     ratios: _Array = np.arange(first, last + 1) * np.float64(step)  # ln of mixed / base density
@@ -119,20 +120,20 @@ def _directed(rate: float, z: float, step: float, highest: float, *, remove: boo
         low, high = connect(ratios, mixed, base)
         probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
         probs[0] += mixed_ends[0]
-        kept = min(mixed_ends[1], math.exp(ratios[-1]) * base_ends[1])
-        probs[-1] += kept
-        return Pld(step, first, probs, mixed_ends[1] - kept)
+        finite_end = min(mixed_ends[1], math.exp(ratios[-1]) * base_ends[1])
+        probs[-1] += finite_end
+        return Pld(step, first, probs, mixed_ends[1] - finite_end)
     losses = -ratios[::-1]
     low, high = connect(losses, base[::-1], mixed[::-1])
     probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
     probs[0] += base_ends[1]
-    kept = min(base_ends[0], math.exp(losses[-1]) * mixed_ends[0])
-    probs[-1] += kept
-    return Pld(step, -last, probs, base_ends[0] - kept)
+    finite_end = min(base_ends[0], math.exp(losses[-1]) * mixed_ends[0])
+    probs[-1] += finite_end
+    return Pld(step, -last, probs, base_ends[0] - finite_end)
 
 
 def replace_points(rate: float, z: float, losses: _Array) -> _Array:
-    """Where ln of the ratio of (1-q) N(0) + q N(1/2) to (1-q) N(0) + q N(-1/2) equals each loss >= 0.
+    """Return the points at which the log density ratio of (1-q) N(0) + q N(1/2) to (1-q) N(0) + q N(-1/2) equals each loss >= 0.
 
     With v = e^(y / 2z^2) and c = e^(-1 / 8z^2): q c v^2 - (1-q) (e^l - 1) v - e^l q c = 0.
     """
@@ -148,16 +149,16 @@ def replace_points(rate: float, z: float, losses: _Array) -> _Array:
 
 @numpy_defaults
 def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -> _Array:
-    """delta at epsilon >= 0 of one sampled release, equal in both directions: replace-one exactly, or above every adjacency.
+    """Return delta at epsilon >= 0 of one sampled release, equal in both directions.
 
-    Replace-one: q (h delta_C(ln(a/h)) + (1-h) delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, with the h at which
-    both terms have their worst event in common.
+    It is exact for replace-one, and otherwise an upper bound for every adjacency. Replace-one: q (h delta_C(ln(a/h)) + (1-h)
+    delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, for the h at which both terms have the same worst event.
 
     Args:
         rate: Poisson sampling rate in (0, 1].
         z: noise std / sensitivity, where the sensitivity of replace-one is twice the clip.
         epsilons: array of values >= 0.
-        replace: the sharper curve that only replace-one has.
+        replace: use the sharper curve, which holds only for replace-one.
     """
     if not replace:
         return np.asarray(rate * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / rate))), dtype=np.float64)
@@ -169,7 +170,7 @@ def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -
 
 
 def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: bool) -> Pld:
-    """The pair of a symmetric curve: its half of positive losses, mirrored by P(-loss) = e^-loss P(loss), and the rest at 0."""
+    """Return the pair of a symmetric curve: its positive losses, mirrored by P(-loss) = e^-loss P(loss), and the rest at 0."""
     losses: _Array = np.arange(math.ceil(highest / step) + 1) * np.float64(step)
     if replace:
         points, centres = replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
@@ -179,16 +180,16 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
     tails = [float(rate * ndtr(c - points[-1]) + (1 - rate) * ndtr(-points[-1])) for c in centres]
     low, high = connect(losses, p, q)
     positive = np.append(low[1:], 0.0) + high
-    kept = min(tails[0], math.exp(losses[-1]) * tails[1])
-    positive[-1] += kept
+    finite_end = min(tails[0], math.exp(losses[-1]) * tails[1])
+    positive[-1] += finite_end
     negative = positive * np.exp(-losses[1:])
-    rest = 1.0 - (tails[0] - kept) - math.fsum(positive) - math.fsum(negative)
+    rest = 1.0 - (tails[0] - finite_end) - math.fsum(positive) - math.fsum(negative)
     probs = np.concatenate([negative[::-1], [max(rest, 0.0)], positive])
-    return Pld(step, -(losses.size - 1), probs, tails[0] - kept)
+    return Pld(step, -(losses.size - 1), probs, tails[0] - finite_end)
 
 
 def loss_spread(release: Release, *, replace: bool) -> float:
-    """Rough std of one release's loss; only the grid depends on it."""
+    """Return the rough std of one release's loss; only the grid depends on it."""
     if not isinstance(release, Sampled):
         return release.spread(replace=replace)
     z = release.noise_multiplier
@@ -197,7 +198,7 @@ def loss_spread(release: Release, *, replace: bool) -> float:
 
 
 def highest_loss(release: Release, tail: float) -> float:
-    """A loss beyond which the release keeps less than `tail` of delta."""
+    """Return a loss above which the release contributes less than `tail` to delta."""
     if not isinstance(release, Sampled):
         return min(max(release.highest(tail), 1e-12), LARGEST_LOSS)
     z, rate = release.noise_multiplier, release.rate
@@ -207,7 +208,7 @@ def highest_loss(release: Release, tail: float) -> float:
 
 
 def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
-    """The grid step: fine against the spread of one release, coarse enough for the longest arrays."""
+    """Return the grid step: small against the spread of one release, but large enough to bound the array length."""
     typical = sum(r.count * loss_spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
     finest = math.sqrt(typical) / _STEPS_PER_STD
     spreads = [loss_spread(r, replace=False) for r in releases]
@@ -218,14 +219,14 @@ def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
 
 
 def _log_sum(logs: NDArray[np.floating]) -> float:
-    """ln of the sum of exponentials, of which at least one is finite."""
+    """Return the log of the sum of exponentials; at least one log must be finite."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum()))
 
 
 @numpy_defaults
 def loss_window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
-    """Indices of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
+    """Return the index range of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
     step = plds[0].step
     low, high = (sum(c * p.lower for c, p in zip(counts, plds, strict=True)) for _ in range(2))
     high += sum(c * (p.probs.size - 1) for c, p in zip(counts, plds, strict=True))
@@ -247,7 +248,7 @@ def loss_window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tupl
 
 @numpy_defaults
 def convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int], tail: float) -> Pld:
-    """The composition of `counts[j]` copies of each `plds[j]`; at most `tail` lies outside the window and counts as infinite."""
+    """Compose `counts[j]` copies of each `plds[j]`; the mass outside the window is at most `tail` and counts as infinite."""
     low, high = window
     longest = max(p.probs.size for p in plds)
     size = next_fast_len(max(high - low + 1, longest), real=True)
@@ -261,13 +262,13 @@ def convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int]
 
 
 def rounding(count: int) -> float:
-    """What floating-point error in the spectrum's `count`-th power may move: an allowance added to the mass at infinity."""
+    """Return the allowance for floating-point error in the spectrum's `count`-th power, added to the mass at infinity."""
     return 1e-14 + 4e-15 * count
 
 
 @numpy_defaults
 def delta(pld: Pld, epsilon: float) -> float:
-    """The hockey-stick divergence of the pair at `epsilon`: infinity + sum over losses above it of p (1 - e^(epsilon - loss))."""
+    """Return the hockey-stick divergence at `epsilon`: infinity + sum over losses > epsilon of p (1 - e^(epsilon - loss))."""
     start = max(math.floor(epsilon / pld.step) - pld.lower, 0)
     gaps = np.minimum(epsilon - pld.step * (pld.lower + np.arange(start, pld.probs.size)), 0.0)
     return min(1.0, pld.infinity - float(pld.probs[start:] @ np.expm1(gaps)))
@@ -275,7 +276,7 @@ def delta(pld: Pld, epsilon: float) -> float:
 
 @numpy_defaults
 def epsilon(pld: Pld, target: float) -> float:
-    """The smallest epsilon >= 0 with `delta` <= target (rounded up), inf if the mass at infinity alone exceeds it."""
+    """Return the smallest epsilon >= 0 with `delta` <= target, rounded up; inf if the mass at infinity exceeds the target."""
     if pld.infinity > target:
         return math.inf
     if delta(pld, 0.0) <= target:
@@ -295,13 +296,13 @@ def epsilon(pld: Pld, target: float) -> float:
 def composed(
     releases: Sequence[Release], tail: float, adjacency: Adjacency | None = None, step: float | None = None
 ) -> tuple[Pld, ...]:
-    """The composed loss distributions of sampled Gaussian releases; the guarantee is the worst of the returned ones.
+    """Return the composed loss distributions of sampled Gaussian releases; the worst of them is the guarantee.
 
     Args:
         releases: at least one; rate 1 is the plain Gaussian.
-        tail: mass of each kind of truncation moved to infinity, in (0, 1e-3].
-        adjacency: what the noise multipliers' sensitivity refers to; None covers both (see the module's docstring).
-        step: of the grid of losses; None chooses it. A finer one is sharper and slower.
+        tail: mass that each kind of truncation moves to infinity, in (0, 1e-3].
+        adjacency: of the sensitivity in the noise multipliers; None covers both (see the module's docstring).
+        step: of the grid of losses; None chooses it. A smaller step is sharper and slower.
     """
     if not releases or not 0 < tail <= 1e-3:
         raise ConfigError(f"composition needs at least one release and a tail in (0, 1e-3], got {len(releases)} and {tail}")
@@ -312,7 +313,7 @@ def composed(
 
 
 def _compose(releases: Sequence[Release], tail: float, direction: bool | None, step: float | None, *, replace: bool) -> Pld:
-    """One direction (remove, add, or None for the symmetric pair) on the finest grid whose arrays stay short."""
+    """Compose one direction (remove, add, or None for the symmetric pair) on the finest grid whose arrays stay short."""
     counts = [r.count for r in releases]
     step = _grid(releases, tail, replace=replace) if step is None else step
     for _ in range(4):
@@ -338,7 +339,7 @@ def _compose(releases: Sequence[Release], tail: float, direction: bool | None, s
 
 @numpy_defaults
 def is_cheap(releases: Sequence[Release], tail: float) -> bool:
-    """Whether `composed` takes a fraction of a second: few different releases, on a grid that is not too coarse to be sharp."""
+    """Return whether `composed` takes only a fraction of a second: few distinct releases on a grid of moderate length."""
     if len(releases) > 64:
         return False
     step = _grid(releases, tail, replace=False)
@@ -351,7 +352,7 @@ _DENSE = 400  # every grid point up to this one, then gaps of 1 / _DENSE of the 
 
 @dataclass(frozen=True)
 class HalfCurve:
-    """Mass `probs[i]` at loss `step * (i + 1)` and mass `infinity` at loss infinity, of the first distribution of a pair."""
+    """Positive losses of a pair under its first distribution: mass `probs[i]` at `step * (i + 1)`, `infinity` at infinity."""
 
     probs: _Array
     infinity: float
@@ -359,10 +360,10 @@ class HalfCurve:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Weighted parts of a pair of Gaussian mixtures in units of the noise std; rows are pairs that the adversary can tell apart.
+    """Pair of Gaussian mixtures in units of the noise std; each row is a pair that the adversary can tell from the others.
 
-    points: where each row's likelihood ratio reaches each loss (rows by losses), ascending. first, second: (weights, centres) of
-    the two mixtures, each with one entry a row.
+    points: where each row's log likelihood ratio reaches each loss [rows, losses], ascending. first, second: components
+    (weights, centres) of the two mixtures, with one entry per row.
     """
 
     points: _Array
@@ -372,20 +373,20 @@ class Mixtures:
 
 @lru_cache(maxsize=64)
 def _indices(last: int) -> NDArray[np.int64]:
-    found = list(range(min(_DENSE, last) + 1))
-    while found[-1] < last:
-        found.append(min(found[-1] + max(1, found[-1] // _DENSE), last))
-    return np.array(found, dtype=np.int64)
+    indices = list(range(min(_DENSE, last) + 1))
+    while indices[-1] < last:
+        indices.append(min(indices[-1] + max(1, indices[-1] // _DENSE), last))
+    return np.array(indices, dtype=np.int64)
 
 
 def grid(step: float, highest: float) -> tuple[NDArray[np.int64], _Array]:
-    """Multiples of `step` from 0 to `highest` at which a curve is evaluated, and their losses."""
+    """Return the multiples of `step` from 0 to `highest` at which a curve is evaluated, and their losses."""
     indices = _indices(max(1, math.ceil(highest / step)))
     return indices, np.asarray(indices * np.float64(step), dtype=np.float64)
 
 
 def _masses(points: _Array, parts: Sequence[tuple[_Array, _Array]]) -> tuple[_Array, float]:
-    """(mass between consecutive points, mass above the last), summed over rows and parts."""
+    """Return (mass between consecutive points, mass above the last point), summed over rows and parts."""
     inside, above = np.zeros(points.shape[1] - 1), 0.0
     for weights, centres in parts:
         shifted = points - centres[:, None]
@@ -395,24 +396,24 @@ def _masses(points: _Array, parts: Sequence[tuple[_Array, _Array]]) -> tuple[_Ar
 
 
 def half_curve(indices: NDArray[np.int64], losses: _Array, pair: Mixtures) -> HalfCurve:
-    """The positive losses of a pair of mixtures, by connecting the dots; mass beyond the last loss goes to infinity."""
+    """Return the positive losses of a pair of mixtures, by connecting the dots; mass above the last loss goes to infinity."""
     (p, p_above), (q, q_above) = _masses(pair.points, pair.first), _masses(pair.points, pair.second)
     low, high = connect(losses, p, q)
     dense = np.zeros(int(indices[-1]) + 1)
     dense[indices[:-1]] += low
     dense[indices[1:]] += high
-    kept = min(p_above, math.exp(losses[-1]) * q_above)
-    dense[-1] += kept
-    return HalfCurve(dense[1:], p_above - kept)
+    finite_end = min(p_above, math.exp(losses[-1]) * q_above)
+    dense[-1] += finite_end
+    return HalfCurve(dense[1:], p_above - finite_end)
 
 
 def joined(step: float, forward: HalfCurve, backward: HalfCurve, lost: float = 0.0) -> Pld:
-    """The loss distribution under P of a pair (P, Q).
+    """Return the loss distribution under P of a pair (P, Q).
 
     Args:
         step: of the grid.
         forward, backward: the positive losses of (P, Q) and of (Q, P).
-        lost: probability with which something is released that was left out: counts as loss infinity.
+        lost: probability of the omitted outcomes, which count as loss infinity.
     """
     size = max(forward.probs.size, backward.probs.size)
     negative, positive = np.zeros(size), np.zeros(size)
@@ -425,6 +426,6 @@ def joined(step: float, forward: HalfCurve, backward: HalfCurve, lost: float = 0
 
 
 def second_moment(losses: _Array, pair: Mixtures) -> float:
-    """Roughly the mean square of the positive losses of a pair, from a few losses."""
+    """Return a rough mean square of the positive losses of a pair, from a few losses."""
     inside, above = _masses(pair.points, pair.first)
     return float(inside @ (losses[:-1] * losses[1:])) + above * float(losses[-1]) ** 2

@@ -1,11 +1,11 @@
-"""The cost of each kind of release on a secret sample, of clients or of a user's records.
+"""The cost of a release on a secret sample, of clients or of a user's records.
 
-With k records of clip 1 and noise std z, the number of the user's records in a release is J ~ Bin(k, q).
+A user has k records of clip 1, the noise std is z, and J ~ Bin(k, q) of the user's records are in a release.
 
-- Zero-out: sum_j P(J = j) N(j) against N(0), in both directions (docs/privacy-theorems.md, "Several records a user"): tight,
-  all records pull the same way. Treating the user as one who is present with probability 1 - (1-q)^k would cost far more.
-- Other adjacencies: the adversary is told J, which gives N(j) against N(0) with probability P(J = j), both ways. Valid for
-  whatever the records are replaced by, and not tight.
+- Zero-out: sum_j P(J = j) N(j) against N(0), in both directions (docs/privacy-theorems.md, "Several records a user"). This is
+  tight when all records pull the same way. Treating the user as present with probability 1 - (1-q)^k would cost far more.
+- Other adjacencies: the adversary is told J, which gives N(j) against N(0) with probability P(J = j), in both directions. This
+  is valid for any replacement of the records, but not tight.
 
 Units: noise std = `noise_multiplier` and sensitivity to one record 1.
 """
@@ -53,7 +53,7 @@ def _log_binomial(records: int, rate: float) -> _Array:
 
 
 def _log_ratio(log_w: _Array, z: float, x: _Array) -> tuple[_Array, _Array]:
-    """ln of the ratio of sum_j w_j N(j) to N(0) at each x, and its slope."""
+    """Return the log density ratio of sum_j w_j N(j) to N(0) at each x, and its slope."""
     j = np.arange(log_w.size, dtype=np.float64)
     logs = log_w + (j * x[:, None] - j * j / 2) / (z * z)
     total = logsumexp(logs, axis=1)
@@ -61,7 +61,10 @@ def _log_ratio(log_w: _Array, z: float, x: _Array) -> tuple[_Array, _Array]:
 
 
 def _points(log_w: _Array, z: float, values: _Array) -> _Array:
-    """Where the ln of the ratio equals each value; -inf where it stays above. Newton from the right: the ratio's ln is convex."""
+    """Return the x at which the log density ratio equals each value, or -inf if the ratio is larger everywhere.
+
+    Newton's method starts on the right, since the log ratio is convex.
+    """
     reachable = values > log_w[0]
     j = np.arange(1, log_w.size, dtype=np.float64)
     # the ratio is at least each of its terms, so every root lies below the smallest of the terms' roots
@@ -87,7 +90,7 @@ class UserPairs:
     count: int
 
     def _mixtures(self, losses: _Array, direction: bool | None) -> Mixtures:
-        """Positive losses: data against zeroed (True), zeroed against data (False), or the pair in which J is told (None)."""
+        """Return the positive losses: data against zeroed (True), zeroed against data (False), or with J revealed (None)."""
         z, log_w = self.noise_multiplier, _log_binomial(self.records, self.rate)
         weights, centres = np.exp(log_w), np.arange(self.records + 1) / z
         zero, one = np.zeros(1), np.ones(1)
@@ -101,11 +104,11 @@ class UserPairs:
         return Mixtures(-_points(log_w, z, -losses)[None] / z, [(one, zero)], mirrored)
 
     def spread(self, *, replace: bool) -> float:
-        """Rough std of one release's loss."""
+        """Return the rough std of one release's loss."""
         return _spread(self.records, self.rate, self.noise_multiplier)
 
     def highest(self, tail: float) -> float:
-        """A loss beyond which one release keeps less than `tail` of delta."""
+        """Return a loss above which one release contributes less than `tail` to delta."""
         z, log_w = self.noise_multiplier, _log_binomial(self.records, self.rate)[1:]
         j = np.arange(1, self.records + 1, dtype=np.float64)
         likely = np.maximum(log_w - math.log(tail) + math.log(self.records), 1.0)
@@ -113,7 +116,7 @@ class UserPairs:
         return min(float(np.max(np.where(log_w > math.log(tail / self.records), losses, 0.0))), LARGEST_LOSS)
 
     def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
-        """The dominating pair of an adjacency, of which the direction says enough."""
+        """Return the dominating pair; `direction` alone determines the adjacency, so `replace` is ignored."""
         indices, losses = grid(step, highest)
         forward = half_curve(indices, losses, self._mixtures(losses, direction))
         backward = forward if direction is None else half_curve(indices, losses, self._mixtures(losses, not direction))
@@ -128,7 +131,7 @@ def _spread(records: int, rate: float, z: float) -> float:
 
 
 def pairs_of(event: UserRecordsGaussian) -> UserPairs:
-    """The releases of an event, with a rate in (0, 1), as `fedveil.accounting.pld` composes them."""
+    """Convert an event with a rate in (0, 1) to the form that `fedveil.accounting.pld` composes."""
     return UserPairs(event.records, event.rate, event.noise_multiplier, event.count)
 
 
@@ -137,10 +140,10 @@ def pairs_of(event: UserRecordsGaussian) -> UserPairs:
 
 @numpy_defaults
 def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-    """The exact delta at epsilon of one release for a user with several records, zero-out: (remove, add direction).
+    """Return the exact delta at epsilon of one release for a user with several records, zero-out: (remove, add direction).
 
     Remove: sum_j w_j Q((t - j)/z) - e^eps Q(t/z) with sum_j w_j e^((j t - j^2/2)/z^2) = e^eps. Add: the same with the roles
-    exchanged, 0 from eps = -k ln(1-q) on.
+    exchanged; it is 0 for eps >= -k ln(1-q).
 
     Args:
         records: k from 1 to 1000. rate: in (0, 1). noise_multiplier: noise std / sensitivity to one record, > 0. epsilon: >= 0.
@@ -151,8 +154,8 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
     z, epsilon, log_w = float(noise_multiplier), non_negative("epsilon", epsilon), _log_binomial(records, rate)
     weights, j = np.exp(log_w), np.arange(records + 1)
     over, under = _points(log_w, z, np.array([epsilon, -epsilon]))
-    inner = (j * over - j * j / 2) / (z * z)  # whose exponentials have the mean e^eps
-    if inner.min() >= 0:  # a mean of Gaussian deltas, which cancels nowhere
+    inner = (j * over - j * j / 2) / (z * z)  # the mean of exp(inner) is e^eps
+    if inner.min() >= 0:  # a mean of Gaussian deltas, without cancellation
         removed = math.fsum(w * math.exp(log_delta_of(i / z, e)) for i, w, e in zip(j[1:], weights[1:], inner[1:], strict=True))
     else:
         removed = math.fsum([*(weights * ndtr((j - over) / z)), -math.exp(epsilon + float(log_ndtr(-over / z)))])
@@ -161,7 +164,7 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
 
 
 def user_release_delta(event: UserRecordsGaussian, epsilon: float, adjacency: Adjacency | None) -> float:
-    """delta at epsilon >= 0 of one release with a rate in (0, 1): exact for zero-out, else as if J were told."""
+    """Return delta at epsilon >= 0 of one release with a rate in (0, 1): exact for zero-out, else as if J were revealed."""
     if adjacency is Adjacency.ZERO_OUT:
         return max(one_step_delta(event.records, event.rate, event.noise_multiplier, epsilon))
     weights = np.exp(_log_binomial(event.records, event.rate)).tolist()
@@ -177,7 +180,7 @@ def _check(records: int, rate: float, noise_multiplier: float) -> None:
 
 
 def _cumulants(log_w: _Array, z: float, highest: int) -> _Array:
-    """ln E_Q[L^a] for a = 0..highest: ln E exp(sum_(i<l) J_i J_l / z^2) over a independent copies of J, by their sum."""
+    """Return ln E_Q[L^a] for a = 0..highest: ln E exp(sum_(i<l) J_i J_l / z^2) over a independent copies of J, by their sum."""
     j = np.arange(log_w.size, dtype=np.float64)
     one = log_w - j * j / (2 * z * z)
     total, moments = np.zeros(1), np.zeros(highest + 1)
@@ -193,7 +196,7 @@ def _cumulants(log_w: _Array, z: float, highest: int) -> _Array:
 
 
 def _add_divergences(log_w: _Array, z: float, orders: _Array) -> _Array:
-    """ln E_Q[L^(1-a)] / (a - 1) of N(0) against the mixture, by the trapezoidal rule."""
+    """Return ln E_Q[L^(1-a)] / (a - 1) of N(0) against the mixture, by the trapezoidal rule."""
     low = -12 * z - 1 / z
     x = np.linspace(low, 12 * z, math.ceil((12 * z - low) / min(0.4 * z, 0.5 * z * z)) + 1)
     base = -x * x / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
@@ -203,13 +206,13 @@ def _add_divergences(log_w: _Array, z: float, orders: _Array) -> _Array:
 
 @numpy_defaults
 def user_rdp(records: int, rate: float, noise_multiplier: float, orders: _Array, *, adjacency: Adjacency | None = None) -> _Array:
-    """Renyi divergences of one release for a user with several records, the worse direction.
+    """Return the Renyi divergences of one release for a user with several records, in the worse direction.
 
-    At integer orders exact; between them (a - 1) R(a), which is convex, is interpolated, and beyond 512 nothing is credited.
+    Integer orders are exact. Between them the convex (a - 1) R(a) is interpolated; above order 512 sampling is ignored.
 
     Args:
         records: k from 1 to 1000. rate: in (0, 1). noise_multiplier: noise std / sensitivity to one record, > 0.
-        orders: each > 1. adjacency: zero-out is tight; any other one tells the adversary how many records are in the sample.
+        orders: each > 1. adjacency: zero-out is tight; for any other the adversary learns how many records are in the sample.
 
     Source: docs/privacy-theorems.md, "Several records a user".
     """
@@ -234,10 +237,10 @@ def user_rdp(records: int, rate: float, noise_multiplier: float, orders: _Array,
 def epsilon_pld(
     event: UserRecordsGaussian, delta: float, *, adjacency: Adjacency | None = None, step: float | None = None
 ) -> float:
-    """Epsilon of an event with a rate in (0, 1) by privacy loss distributions, from above; the worse of both directions.
+    """Return an upper bound on epsilon for an event with a rate in (0, 1), by privacy loss distributions in both directions.
 
     Args:
-        event: the releases. delta: in (0, 1). adjacency: as `rdp`. step: as `fedveil.accounting.pld.composed`.
+        event: the releases. delta: in (0, 1). adjacency: as in `rdp`. step: as in `fedveil.accounting.pld.composed`.
     """
     delta = open_probability("delta", delta)
     if event.count == 0:
@@ -246,24 +249,24 @@ def epsilon_pld(
 
 
 def rate_of(event: SecretSample) -> float:
-    """The probability with which a client, or a record, is in the sample."""
+    """Return the probability that a client, or a record, is in the sample."""
     return event.cohort / event.clients if isinstance(event, FixedSampleGaussian) else float(event.rate)
 
 
 def unsampled_mu(event: SecretSample) -> float:
-    """mu of one release when sampling is ignored: a mixture with equal weights is no further apart than its parts."""
+    """Return mu of one release with sampling ignored, which is valid by joint convexity."""
     return (event.records if isinstance(event, UserRecordsGaussian) else 1) / event.noise_multiplier
 
 
 def _simplest(event: SecretSample) -> SecretSample:
-    """One release, without its count, as the kind that is priced best."""
+    """Return one release as the event type with the tightest price, with count 1."""
     if isinstance(event, UserRecordsGaussian) and event.records == 1:
         return SampledGaussian(event.rate, event.noise_multiplier)
     return dataclasses.replace(event, count=1)
 
 
 def split(events: Sequence[Event]) -> tuple[float, Counter[SecretSample]]:
-    """(mu of all releases without amplification, number of amplified ones by kind); anything else is refused."""
+    """Return (mu of all releases without amplification, number of amplified ones by kind); raise ConfigError for other events."""
     squares, sampled = [], Counter[SecretSample]()
     for event in events:
         if isinstance(event, Gaussian):
@@ -275,13 +278,13 @@ def split(events: Sequence[Event]) -> tuple[float, Counter[SecretSample]]:
             elif rate > 0 and event.count > 0:
                 sampled[_simplest(event)] += event.count
         else:
-            known = "Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian and Unbounded"
-            raise ConfigError(f"this accountant knows {known} events, not {event!r}")
+            supported = "Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian and Unbounded"
+            raise ConfigError(f"this accountant knows {supported} events, not {event!r}")
     return math.sqrt(math.fsum(squares)), sampled
 
 
 def rdp(event: SecretSample, orders: _Array, adjacency: Adjacency | None) -> _Array:
-    """Renyi divergences of one release with a rate in (0, 1)."""
+    """Return the Renyi divergences of one release with a rate in (0, 1)."""
     if isinstance(event, SampledGaussian):
         return subsampled.rdp(event.rate, event.noise_multiplier, orders, adjacency=adjacency)
     if isinstance(event, UserRecordsGaussian):
@@ -290,7 +293,7 @@ def rdp(event: SecretSample, orders: _Array, adjacency: Adjacency | None) -> _Ar
 
 
 def release(event: SecretSample, count: int) -> pld.Release:
-    """`count` releases with a rate in (0, 1], for composition by loss distributions."""
+    """Convert `count` releases with a rate in (0, 1] for composition by loss distributions."""
     if isinstance(event, SampledGaussian):
         return pld.Sampled(event.rate, event.noise_multiplier, count)
     many = dataclasses.replace(event, count=count)
@@ -298,13 +301,13 @@ def release(event: SecretSample, count: int) -> pld.Release:
 
 
 def releases(mu: float, sampled: Counter[SecretSample]) -> list[pld.Release]:
-    """What `split` returned, for composition by loss distributions."""
+    """Convert the result of `split` for composition by loss distributions."""
     plain: list[pld.Release] = [pld.Sampled(1.0, 1 / max(mu, 1 / LARGEST), 1)] if mu > 0 else []
     return plain + [release(event, count) for event, count in sampled.items()]
 
 
 def one_release_delta(event: SecretSample, epsilon: float, adjacency: Adjacency | None) -> float:
-    """delta at epsilon of one release with a rate in (0, 1), in closed form; the worse direction."""
+    """Return delta at epsilon of one release with a rate in (0, 1), in closed form, in the worse direction."""
     z, pair = event.noise_multiplier, adjacency or Adjacency.ZERO_OUT
     if isinstance(event, SampledGaussian):
         return subsampled.one_release_delta(event.rate, z, epsilon, adjacency)
@@ -316,5 +319,5 @@ def one_release_delta(event: SecretSample, epsilon: float, adjacency: Adjacency 
 
 
 def is_amplified(event: Event) -> bool:
-    """Whether an accountant credits the event with amplification by sampling: a rate above 0 and below 1."""
+    """Return whether the event is amplified by sampling, that is, its rate lies strictly between 0 and 1."""
     return not isinstance(event, Gaussian | Unbounded) and 0 < rate_of(event) < 1

@@ -1,7 +1,7 @@
-"""The cost of a run that was chosen among others: private selection with a random number of tries, or a look at all of them.
+"""The cost of choosing a run among others: private selection with a random number of tries, or inspection of all of them.
 
-Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Two bounds on the best of K tries,
-proved in docs/privacy-theorems.md, "Private selection"; `selection_bound` takes the smaller one.
+Each try is one run on freshly drawn hyper-parameters; it also releases its score. Two bounds hold for the best of K tries
+(proofs: docs/privacy-theorems.md, "Private selection"); `selection_bound` takes the smaller one.
 
 By privacy profiles (Koskela, Redberg & Wang 2024), K truncated negative binomial (eta > -1, gamma in (0, 1)):
 
@@ -13,8 +13,8 @@ By Renyi divergences (Papernot & Steinke 2022, Theorems 2 and 6), at order l > 1
   eps(l) + (1+eta) [(1 - 1/l') eps'(l') + ln(1/gamma) / l'] + ln E[K] / (l-1), for any l' >= 1;
 - K Poisson of mean m >= 1: ln(e^-m + m e^((l-1)(eps(l) + m delta'))) / (l-1), delta' at the epsilon ln(1 + 1/(l-1)).
 
-eps', delta' are those of the REVERSE direction, so curves hold for both. K stays secret: the number of tries must not
-show in run time, logs or bills.
+eps' and delta' belong to the REVERSE direction, so the curves must hold for both. K stays secret: run time, logs and bills must
+not reveal the number of tries.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fedveil.errors import ConfigError
 _Array = NDArray[np.float64]
 _CHUNK = 2**14
 _BITS, _DIGITS = 192, 70
-"""Of the uniform number that a draw is made from, and of the sums that it is compared with."""
+"""Bits of the uniform random number behind a draw, and decimal digits of the cumulative sums it is compared with."""
 
 
 @dataclass(frozen=True)
 class RandomTries:
-    """The truncated negative binomial law of the number of tries K >= 1: eta > -1 and gamma in (0, 1)."""
+    """Truncated negative binomial law of the number of tries K >= 1, with eta > -1 and gamma in (0, 1)."""
 
     eta: float
     gamma: float
@@ -76,7 +76,7 @@ class RandomTries:
         if below < 1 - 1e-4:
             return min(1.0, 1 - below + 1e-12)
         above, k = 0.0, most + 1
-        while term > 0:  # from here on each ratio is at most the larger of the first one and 1 - gamma
+        while term > 0:  # every later ratio is at most max(first ratio, 1 - gamma)
             products = np.cumprod(self._ratios(np.arange(k, k + _CHUNK, dtype=np.float64)))
             above += term * float(1 + products[:-1].sum())
             term, k = term * float(products[-1]), k + _CHUNK
@@ -98,10 +98,10 @@ class RandomTries:
 
 
 def tries_of_mean(eta: float, mean: float) -> RandomTries:
-    """The truncated negative binomial law of a shape and mean.
+    """Return the truncated negative binomial law with a given shape and mean.
 
     Args:
-        eta: > -1; 0 is logarithmic, 1 geometric. Equal means are not equal searches: P(K = 1) grows as eta falls.
+        eta: > -1; 0 is logarithmic, 1 geometric. Laws of equal mean still differ: P(K = 1) grows as eta falls.
         mean: E[K] > 1.
     """
     if not 1 < mean < 1e6:
@@ -114,17 +114,17 @@ def tries_of_mean(eta: float, mean: float) -> RandomTries:
 
 
 def draw(law: RandomTries, random_bits: Callable[[int], int] = secrets.randbits) -> int:
-    """A number of tries K >= 1 by inversion of the distribution function; its law is within total variation 1e-50.
+    """Draw a number of tries K >= 1 by inverting the distribution function, within total variation 1e-50 of the law.
 
     Args:
-        random_bits: a uniform number of so many bits; by default from the operating system, and so secret.
+        random_bits: returns a uniform integer of the given number of bits; the default is the operating system's secret source.
     """
     with localcontext(prec=_DIGITS):
         eta, gamma = Decimal(law.eta), Decimal(law.gamma)
         term = eta * (1 - gamma) / (gamma**-eta - 1) if eta else (gamma - 1) / gamma.ln()
-        left, tries = Decimal(random_bits(_BITS)) / Decimal(2) ** _BITS, 1
-        while left >= term:
-            left -= term
+        remainder, tries = Decimal(random_bits(_BITS)) / Decimal(2) ** _BITS, 1
+        while remainder >= term:
+            remainder -= term
             term *= (1 - gamma) * (tries + eta) / (tries + 1)
             tries += 1
     return tries
@@ -134,13 +134,13 @@ Curve = Callable[[_Array], _Array]
 
 
 def _extra(law: RandomTries, orders: _Array, values: _Array) -> _Array:
-    """(1 - 1/l') eps'(l') + ln(1/gamma) / l' at each order l' >= 1."""
+    """Return (1 - 1/l') eps'(l') + ln(1/gamma) / l' at each order l' >= 1."""
     return np.asarray((1 - 1 / orders) * values - math.log(law.gamma) / orders, dtype=np.float64)
 
 
 @numpy_defaults
 def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_values: _Array | None = None) -> _Array:
-    """Renyi divergences of the best of K tries, at the given orders.
+    """Return the Renyi divergences of the best of K tries, at the given orders.
 
     Args:
         law: of K. orders: Renyi orders, each > 1; the order l' is the best of them.
@@ -158,13 +158,13 @@ def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_valu
 
 @numpy_defaults
 def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_delta: Callable[[float], float]) -> _Array:
-    """Renyi divergences of the best of a Poisson number of tries, which may be none.
+    """Return the Renyi divergences of the best of a Poisson number of tries, which may be zero.
 
     Args:
         mean: m >= 1. orders: each > 1. values: divergences of one try at these orders.
         reverse_delta: delta at epsilon >= 0 of one try, in the other direction (or in both).
 
-    Source: Papernot & Steinke 2022, Theorem 6, with the outcome of no try counted in.
+    Source: Papernot & Steinke 2022, Theorem 6, including the outcome of zero tries.
     """
     alphas, curve = np.asarray(orders, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if not (mean >= 1 and math.isfinite(mean)):
@@ -176,12 +176,10 @@ def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_d
 
 @numpy_defaults
 def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
-    """Epsilon at `delta` of the best of K tries, over real orders.
+    """Return epsilon at `delta` of the best of K tries by Renyi divergences alone; `selection_bound` is sharper.
 
     Args:
         law: of K. curve: Renyi divergences of one try at an array of orders > 1, valid in both directions. delta: in (0, 1).
-
-    By Renyi divergences alone; `selection_bound` is sharper.
 
     Source: `selection_rdp`; conversion by Canonne, Kamath & Steinke 2020, Proposition 12.
     """
@@ -198,36 +196,36 @@ def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
 def selection_bound(
     law: RandomTries, events: Sequence[Event], delta: float, adjacency: Adjacency | None = None
 ) -> tuple[float, str]:
-    """Epsilon at `delta` of the best of K tries, and by which curves of one try: their privacy profile, or Renyi divergences.
+    """Return (epsilon at `delta` of the best of K tries, the bound used: "profile" or "rdp").
 
     Args:
-        law: of K. events: all that one try releases, of which something is proven. delta: in (0, 1). adjacency: of the events.
+        law: of K. events: all releases of one try, each with a proven cost. delta: in (0, 1). adjacency: of the events.
 
     Source: docs/privacy-theorems.md, "Private selection", by profiles; `selection_epsilon`.
     """
     delta = open_probability("delta", delta)
     profile, odds = accountant.delta_curve(events, adjacency=adjacency), law.gamma / (1 - law.gamma)
-    aside = least_below(lambda e: profile(e)[0] - odds * math.expm1(e), 0.0, math.log1p(1 / odds))  # delta' <= 1
-    alone, _ = accountant.bound(events, delta / law.mean, adjacency=adjacency)
-    by_profile = alone + (1 + law.eta) * aside
+    surcharge = least_below(lambda e: profile(e)[0] - odds * math.expm1(e), 0.0, math.log1p(1 / odds))  # delta' <= 1
+    one_try, _ = accountant.bound(events, delta / law.mean, adjacency=adjacency)
+    by_profile = one_try + (1 + law.eta) * surcharge
     return min((by_profile, "profile"), (selection_epsilon(law, curve_of(events, adjacency), delta), "rdp"))
 
 
 @numpy_defaults
 def selection_divergence(law: RandomTries, curve: Curve, order: float) -> float:
-    """Renyi divergence at one order > 1 of the best of K tries; arguments as `selection_epsilon`."""
+    """Return the Renyi divergence at one order > 1 of the best of K tries; arguments as in `selection_epsilon`."""
     one = float(curve(np.array([order]))[0])
     return one + math.log(law.mean) / (order - 1) + _surcharge(law, curve)
 
 
 def _surcharge(law: RandomTries, curve: Curve) -> float:
-    """(1 + eta) times the least of `_extra`; l' = 1 costs ln(1/gamma) whatever a try costs."""
+    """Return (1 + eta) times the minimum of `_extra`; l' = 1 costs ln(1/gamma) for any curve."""
     extra = _least(lambda orders, values: _extra(law, orders, values), curve)
     return (1 + law.eta) * min(extra, -math.log(law.gamma))
 
 
 def _least(cost: Callable[[_Array, _Array], _Array], curve: Curve) -> float:
-    """The least cost over orders: on the grid of orders, then twice between the neighbours of the best."""
+    """Return the minimal cost over orders: on the grid, then refined twice between the neighbours of the best order."""
     orders, best = np.array(ORDERS), math.inf
     for _ in range(3):
         costs = cost(orders, curve(orders))
@@ -239,7 +237,7 @@ def _least(cost: Callable[[_Array, _Array], _Array], curve: Curve) -> float:
 
 
 def curve_of(events: Sequence[Event], adjacency: Adjacency | None = None) -> Curve:
-    """The Renyi divergences, in both directions, of everything that one try releases."""
+    """Return the Renyi curve of all releases of one try, valid in both directions."""
 
     def curve(orders: _Array) -> _Array:
         return sum((accountant.rdp_curve(event, orders, adjacency=adjacency) for event in events), np.zeros(orders.shape))
@@ -257,11 +255,11 @@ def needed_noise_multiplier(
     adjacency: Adjacency | None = None,
     tolerance: float | None = None,
 ) -> float:
-    """The noise multiplier of each try at which the best of K tries costs at most epsilon at delta (from above).
+    """Return a noise multiplier per try, rounded up, at which the best of K tries costs at most epsilon at delta.
 
     Args:
-        law: of K. make_events: what one try releases at a noise multiplier. epsilon: > 0. delta: in (0, 1).
-        adjacency: of the events. tolerance: as `fedveil.accounting.accountant.calibrate`.
+        law: of K. make_events: releases of one try at a given noise multiplier. epsilon: > 0. delta: in (0, 1).
+        adjacency: of the events. tolerance: as in `fedveil.accounting.accountant.calibrate`.
 
     Raises:
         ConfigError: no noise multiplier up to 1e6 suffices.
@@ -280,13 +278,13 @@ def needed_noise_multiplier(
     return accountant.least_noise(cost, epsilon, delta, precision)
 
 
-@lru_cache(maxsize=1024)  # a search calibrates each of its settings several times
+@lru_cache(maxsize=1024)  # a search calibrates each setting several times
 def _cost(law: RandomTries, events: tuple[Event, ...], delta: float, adjacency: Adjacency | None) -> float:
     return selection_bound(law, events, delta, adjacency)[0]
 
 
 def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:
-    """What stopping after `most` tries adds to delta: (1 + e^epsilon) P(K > most), which is not small for a moderate `most`.
+    """Return what a limit of `most` tries adds to delta: (1 + e^epsilon) P(K > most), large for a moderate `most`.
 
     Args:
         law: of K. most: K_max >= 1. epsilon: >= 0, proven without the limit.
@@ -297,13 +295,13 @@ def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Selection:
-    """How a run was chosen among others of equal price.
+    """Selection of a run among others of equal price.
 
     Args:
-        runs: the expected number of them, or, without a shape, the number that was looked at.
+        runs: the expected number of runs, or, if `shape` is None, the number of runs that were inspected.
         shape: eta > -1 of the truncated negative binomial law of a secret number of runs, of which only the best is released;
-            0 is the logarithmic law. None: all runs were looked at.
-        score_noise: noise multiplier of the private score that each run releases; None where public data score it.
+            0 is the logarithmic law. None if all runs were inspected.
+        score_noise: noise multiplier of the private score that each run releases; None if the score uses public data.
     """
 
     runs: float
@@ -320,20 +318,20 @@ class Selection:
 
     @property
     def law(self) -> RandomTries | None:
-        """Of the secret number of runs."""
+        """The law of the secret number of runs, or None if all runs were inspected."""
         return None if self.shape is None else tries_of_mean(self.shape, self.runs)
 
     def releases(self, events: Sequence[Event], adjacency: Adjacency) -> list[Event]:
-        """Everything that one run releases: its events, and the noisy score."""
+        """Return all releases of one run: its events and the noisy score."""
         if self.score_noise is None or any(isinstance(event, Unbounded) for event in events):
             return list(events)
         return [*events, Gaussian(adjacency.factor / self.score_noise)]
 
     def bound(self, events: Sequence[Event], delta: float, adjacency: Adjacency) -> tuple[float, str]:
-        """Epsilon at `delta` of the whole search, and its accountant.
+        """Return epsilon at `delta` of the whole search, and the accountant's name.
 
         Args:
-            events: all that one run releases.
+            events: all releases of one run.
         """
         if any(isinstance(event, Unbounded) for event in events):
             return math.inf, "none"
@@ -342,6 +340,6 @@ class Selection:
         return accountant.bound(self.every(events), delta, adjacency=adjacency)
 
     def every(self, events: Sequence[Event]) -> list[Event]:
-        """The releases of all runs that were looked at, from those of one."""
+        """Return the releases of all inspected runs, given those of one run."""
         times = int(self.runs)
         return [event if isinstance(event, Unbounded) else replace(event, count=event.count * times) for event in events]

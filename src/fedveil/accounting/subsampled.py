@@ -1,9 +1,9 @@
 """The Poisson-sampled Gaussian mechanism: each unit joins a round with probability `rate`, independently and secretly.
 
-Units of the sensitivity throughout: the noise std is `noise_multiplier`. Which sensitivity is meant, the adjacency says:
+All lengths are in units of the sensitivity, so the noise std is `noise_multiplier`. The adjacency defines the sensitivity:
 zero-out compares (1-q) N(0) + q N(1) with N(0); replace-one compares two mixtures whose contributions lie within 1/2 of zero
-(sensitivity 1 = 2C). `adjacency=None` gives curves that hold for both. Fixed-size samples are not Poisson samples, and an
-adversary who sees who takes part gets no amplification: neither may use this module.
+(sensitivity 1 = 2C). `adjacency=None` gives curves that hold for both. The module does not apply to fixed-size samples, which
+are not Poisson samples, nor against an adversary who sees who takes part, where sampling does not amplify.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _Array = NDArray[np.float64]
 _FRACTIONS = (*(1 + 2.0**-k for k in range(20, 1, -1)), *(x / 20 for x in range(26, 40)), *(x / 4 for x in range(9, 32) if x % 4))
 _INTEGERS = (*range(2, 65), *range(68, 129, 4), *range(144, 257, 16), *range(288, 513, 32), 640, 768, 1024)
 ORDERS: tuple[float, ...] = tuple(sorted({*_FRACTIONS, *map(float, _INTEGERS)}))
-_TINY_NOISE = 0.05  # below it, and below order 1 + 2**-10, as if the adversary saw who takes part: little is lost
+_TINY_NOISE = 0.05  # below it, and below order 1 + 2**-10, amplification is ignored: little is lost
 _NEAREST = 1 + 2.0**-10
 
 
 @cache
 def _binomials(orders: tuple[int, ...]) -> _Array:
-    """ln C(a, k) for each order a and k = 0..max, -inf beyond a."""
+    """Return ln C(a, k) for each order a and k = 0..max, -inf for k > a."""
     alphas, k = np.array(orders, dtype=np.float64)[:, None], np.arange(max(orders) + 1, dtype=np.float64)
     with np.errstate(all="ignore"):
         logs = gammaln(alphas + 1) - gammaln(k + 1) - gammaln(alphas - k + 1)
@@ -49,7 +49,7 @@ def _binomials(orders: tuple[int, ...]) -> _Array:
 
 
 def _log_excess_integer(rate: float, z: float, orders: tuple[int, ...]) -> _Array:
-    """ln (E_Q[(P/Q)^a] - 1): the binomial sum of Mironov, Talwar & Zhang 2019, Section 3.3, less the terms that sum to 1."""
+    """Return ln (E_Q[(P/Q)^a] - 1) by the binomial sum of Mironov, Talwar & Zhang 2019, Section 3.3, minus its terms of sum 1."""
     k = np.arange(max(orders) + 1, dtype=np.float64)
     alphas = np.array(orders, dtype=np.float64)[:, None]
     stay = np.where(k <= alphas, (alphas - k) * math.log1p(-rate), 0.0)
@@ -60,12 +60,12 @@ def _log_excess_integer(rate: float, z: float, orders: tuple[int, ...]) -> _Arra
 
 
 def _log_ratio(rate: float, z: float, x: _Array) -> _Array:
-    """ln of the density ratio of (1-q) N(0) + q N(1) to N(0) at x."""
+    """Return the log density ratio of (1-q) N(0) + q N(1) to N(0) at x."""
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * z * z)), dtype=np.float64)
 
 
 def log_convex(power: _Array, ratio: _Array) -> _Array:
-    """ln (L^p - 1 - p (L - 1)) for L = exp(ratio) and p outside (0, 1), where it is >= 0."""
+    """Return ln (L^p - 1 - p (L - 1)) for L = exp(ratio) and p outside (0, 1), where the argument is >= 0."""
     with np.errstate(all="ignore"):
         near = np.log(np.maximum(np.expm1(power * ratio) - power * np.expm1(ratio), 0.0))
         top = np.maximum(power * ratio, ratio)
@@ -74,13 +74,13 @@ def log_convex(power: _Array, ratio: _Array) -> _Array:
 
 
 def _log_excess_real(rate: float, z: float, orders: _Array) -> _Array:
-    """ln (E_Q[(P/Q)^a] - 1) by the trapezoidal rule, whose error is exponentially small for this analytic integrand."""
+    """Return ln (E_Q[(P/Q)^a] - 1) by the trapezoidal rule, whose error is exponentially small for this analytic integrand."""
     x, base = _trapezoid(z, float(orders.max()), 0.6)
     return np.asarray(logsumexp(base + log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64)
 
 
 def _log_excess(rate: float, z: float, orders: _Array) -> _Array:
-    """ln (E_Q[(P/Q)^a] - 1) of the remove direction, which is the larger one (Mironov, Talwar & Zhang 2019, Theorem 5)."""
+    """Return ln (E_Q[(P/Q)^a] - 1) of the remove direction, the larger one (Mironov, Talwar & Zhang 2019, Theorem 5)."""
     excess = np.empty_like(orders)
     whole = (orders == np.round(orders)) & (orders <= 2048)
     if whole.any():
@@ -91,19 +91,19 @@ def _log_excess(rate: float, z: float, orders: _Array) -> _Array:
 
 
 def _trapezoid(z: float, highest: float, fineness: float) -> tuple[_Array, _Array]:
-    """Points from -12 z to highest + 12 z and the logarithms of step times normal density there."""
+    """Return points from -12 z to highest + 12 z, and ln (step x normal density) at each of them."""
     low, high = -0.5 - 12 * z, highest + 12 * z
     x: _Array = np.linspace(low, high, math.ceil((high - low) / min(0.5 * z, fineness * z * z)) + 1)
     return x, np.asarray(-x * x / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0]), dtype=np.float64)
 
 
 def _log_excess_replace(rate: float, z: float, orders: _Array) -> _Array:
-    """ln (E_Q[(P/Q)^a] - 1) of the opposite pair P = (1-q) N(0) + q N(1/2), Q = (1-q) N(0) + q N(-1/2), in groups of orders."""
+    """Return ln (E_Q[(P/Q)^a] - 1) for opposite contributions: P = (1-q) N(0) + q N(1/2), Q = (1-q) N(0) + q N(-1/2)."""
     excess = np.empty_like(orders)
     for low, high in pairwise((1.0, 4.0, 16.0, 64.0, 256.0, math.inf)):
         group = (orders > low) & (orders <= high)
         if group.any():
-            # beyond order 64 the integrand's peak is far from the narrow poles near 0 whenever these would need a finer grid
+            # above order 64 the integrand's peak is far from the narrow poles near 0 whenever these would need a finer grid
             x, base = _trapezoid(z, float(orders[group].max()), 1.2 if high <= 64 else math.inf)
             up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
             excess[group] = logsumexp(base + down + log_convex(orders[group][:, None], up - down), axis=1)
@@ -120,7 +120,7 @@ def _panels(low: float, high: float, width: float) -> tuple[_Array, _Array]:
 
 
 def _symmetric_surplus(rate: float, z: float, orders: _Array) -> _Array:
-    """What the pair that covers every adjacency adds to E_Q[(P/Q)^a] of the remove direction.
+    """Return the surplus in E_Q[(P/Q)^a] of the pair that covers every adjacency over the remove direction.
 
     With k_p(L) = L^p - 1 - p (L - 1), the remove direction has 1 + E_Q[k_a(L)] and the symmetric pair
     1 + E_Q[(k_a(L) + k_(1-a)(L)) 1{L > 1}]; the surplus is the difference.
@@ -139,7 +139,7 @@ def _symmetric_surplus(rate: float, z: float, orders: _Array) -> _Array:
 def rdp(
     rate: float, noise_multiplier: float, orders: Sequence[float] | _Array = ORDERS, *, adjacency: Adjacency | None = None
 ) -> _Array:
-    """Renyi divergences of one Poisson-sampled Gaussian release at the given orders; multiply by the number of rounds.
+    """Return the Renyi divergences of one Poisson-sampled Gaussian release at the given orders; multiply by the number of rounds.
 
     Args:
         rate: sampling probability in [0, 1].
@@ -158,15 +158,15 @@ def rdp(
     if rate == 0:
         return np.zeros_like(alphas)
     growth = np.maximum(alphas * (alphas - 1) / (2 * z * z), 1e-300)
-    seen = np.logaddexp(0.0, math.log(rate) + growth + np.log(-np.expm1(-growth))) / (alphas - 1)
-    hidden = (alphas >= _NEAREST) & (rate < 1) & (z >= _TINY_NOISE)
-    if hidden.any():
-        orders = alphas[hidden]
+    divergences = np.logaddexp(0.0, math.log(rate) + growth + np.log(-np.expm1(-growth))) / (alphas - 1)
+    amplified = (alphas >= _NEAREST) & (rate < 1) & (z >= _TINY_NOISE)
+    if amplified.any():
+        orders = alphas[amplified]
         excess = _log_excess_replace(rate, z, orders) if adjacency is Adjacency.REPLACE_ONE else _log_excess(rate, z, orders)
         if adjacency is None:
             excess = np.logaddexp(excess, np.log(_symmetric_surplus(rate, z, orders)))
-        seen[hidden] = np.minimum(np.logaddexp(0.0, excess) / (orders - 1), seen[hidden])
-    return seen
+        divergences[amplified] = np.minimum(np.logaddexp(0.0, excess) / (orders - 1), divergences[amplified])
+    return divergences
 
 
 @numpy_defaults
@@ -179,7 +179,7 @@ def epsilon_rdp(
     orders: Sequence[float] | _Array = ORDERS,
     adjacency: Adjacency | None = None,
 ) -> float:
-    """Epsilon of `count` sampled releases by Renyi accounting, over the given orders.
+    """Return epsilon of `count` sampled releases by Renyi accounting, over the given orders.
 
     Source: as `rdp`; conversion by Canonne, Kamath & Steinke 2020, Proposition 12.
     """
@@ -189,9 +189,9 @@ def epsilon_rdp(
 
 @numpy_defaults
 def epsilon_pld(rate: float, noise_multiplier: float, count: int, delta: float, *, adjacency: Adjacency | None = None) -> float:
-    """Epsilon of `count` sampled releases by privacy loss distributions, from above; see `fedveil.accounting.pld`.
+    """Return an upper bound on epsilon of `count` sampled releases by privacy loss distributions; see `fedveil.accounting.pld`.
 
-    One release has a closed form, which holds at any delta.
+    A single release has a closed form, valid at any delta.
 
     Source: Koskela, Jalko & Honkela 2020; Doroshenko et al. 2022, Algorithm 1.
     """
@@ -206,7 +206,7 @@ def epsilon_pld(rate: float, noise_multiplier: float, count: int, delta: float, 
 
 @numpy_defaults
 def one_release_delta(rate: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency | None) -> float:
-    """The exact delta at epsilon >= 0 of one sampled release, the worse direction; without an adjacency, above all of them."""
+    """Return the exact delta at epsilon >= 0 of one sampled release in the worse direction; adjacency=None bounds them all."""
     if adjacency is Adjacency.ZERO_OUT:
         return max(one_step_delta(rate, noise_multiplier, epsilon))
     replace = adjacency is Adjacency.REPLACE_ONE
@@ -215,10 +215,10 @@ def one_release_delta(rate: float, noise_multiplier: float, epsilon: float, adja
 
 @numpy_defaults
 def one_step_delta(rate: float, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
-    """The exact delta at epsilon of one sampled release, zero-out: (remove direction, add direction).
+    """Return the exact delta at epsilon of one sampled release, zero-out: (remove direction, add direction).
 
-    With e^eps = 1 + q (e^eps' - 1): remove is q delta(eps'); add is (1 - (1-q) e^eps) delta(ln(q / (e^-eps - 1 + q))), 0 from
-    eps = -ln(1-q) on.
+    With e^eps = 1 + q (e^eps' - 1): remove is q delta(eps'); add is (1 - (1-q) e^eps) delta(ln(q / (e^-eps - 1 + q))), and 0
+    for eps >= -ln(1-q).
 
     Args:
         rate: sampling probability in [0, 1].

@@ -1,7 +1,7 @@
-"""The vocabulary of every privacy statement, and how its numbers are written.
+"""Types of privacy statements, and the formatting of their numbers.
 
-An epsilon without its unit, adjacency, view and delta says nothing, so `Guarantee`, `Claim` and `Audit` cannot be built,
-and therefore cannot be printed, without a `Scope` and a delta.
+An epsilon means nothing without its unit, adjacency, view and delta. `Guarantee`, `Claim` and `Audit` therefore require a
+`Scope` and a delta.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from fedveil.errors import ConfigError
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number to the nearest in so many significant digits; bounds are shown by `at_most` and `at_least`.
+    """Format a number, rounded to the nearest with `digits` significant digits; use `at_most` and `at_least` for bounds.
 
-    An epsilon is only ever shown beside its unit, adjacency, view and delta.
+    Print an epsilon only together with its unit, adjacency, view and delta.
     """
     return f"{value:.{digits}g}"
 
 
 SLACK = 1e-9
-"""What floating-point error may add to a bound, relatively, without moving its last printed digit: a target that is met shows."""
+"""Relative floating-point error of a bound that printing ignores, so that a target which is met is printed exactly."""
 
 
 def at_most(value: float, digits: int = 4) -> str:
-    """An upper bound, rounded up in its last digit."""
+    """Format an upper bound, rounded up in its last digit."""
     return _rounded(value * (1 - SLACK), digits, ROUND_CEILING)
 
 
 def at_least(value: float, digits: int = 4) -> str:
-    """A lower bound, rounded down in its last digit."""
+    """Format a lower bound, rounded down in its last digit."""
     return _rounded(value * (1 + SLACK), digits, ROUND_FLOOR)
 
 
@@ -43,21 +43,21 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
 
 
 def epsilon(value: float, unbounded: str = "inf", shown: Callable[[float], str] = at_most) -> str:
-    """An epsilon in four digits, or the word for one that is not bounded.
+    """Format an epsilon in four digits, or return `unbounded` if it is infinite.
 
     Args:
-        shown: `at_most` for what is proven or spent, `at_least` for what an audit found, `number` for what is claimed.
+        shown: the format: `at_most` for proven or spent, `at_least` for audited, `number` for claimed values.
     """
     return unbounded if math.isinf(value) else shown(value)
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage; a dash where there is none."""
+    """Format a share as a percentage, NaN as a dash."""
     return "–" if math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 
 def percent_at_most(share: float) -> str:
-    """A share as a percentage, rounded up so that a bound stays a bound."""
+    """Format a share as a percentage, rounded up so that an upper bound stays valid."""
     if share >= 1:
         return "100 %"
     digits = 1 if share < 0.999 else min(12, -math.floor(math.log10(100 * (1 - share)) + 1e-9))
@@ -66,27 +66,27 @@ def percent_at_most(share: float) -> str:
 
 
 def percent_at_least(share: float) -> str:
-    """A confidence as a percentage, rounded down: two decimals, or as many as tell it from certainty."""
+    """Format a confidence as a percentage, rounded down to two decimals, or to as many as distinguish it from 100 %."""
     digits = 2 if not 0.9999 < share < 1 else math.ceil(-math.log10(100 * (1 - share)) - 1e-9)
     return f"{math.floor(100 * share * 10**digits + 1e-6) / 10**digits:.15g}%"
 
 
 def joined(names: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join names as in `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 class Unit(StrEnum):
-    """Whose presence is protected: one example, or everything one client holds."""
+    """Unit of protection: one example, or all data of one client."""
 
     RECORD = "record"
     CLIENT = "client"
 
 
 class Adjacency(StrEnum):
-    """Which neighbouring inputs are compared.
+    """Relation between neighbouring inputs.
 
-    `zero_out`: a contribution is replaced by zero; noise, denominator and number of participants stay.
+    `zero_out`: a contribution is replaced by zero; noise, denominator and number of participants stay the same.
     `replace_one`: a contribution is replaced by any other admissible one.
     """
 
@@ -95,12 +95,12 @@ class Adjacency(StrEnum):
 
     @property
     def factor(self) -> int:
-        """Sensitivity of a clipped contribution in units of its clip norm: 1 or 2."""
+        """Return the sensitivity of a clipped contribution in units of its clip norm: 1 or 2."""
         return 1 if self is Adjacency.ZERO_OUT else 2
 
 
 class View(StrEnum):
-    """What the adversary sees: each upload, each round's aggregate (and so every global model), or the last model only."""
+    """Adversary's view: each upload, each round's aggregate (and so every global model), or only the last model."""
 
     SERVER = "server"
     AGGREGATE = "aggregate"
@@ -111,10 +111,10 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member(kind: type[_Member], name: str, value: _Member | str) -> _Member:
-    """The member of an enumeration that `value` is or names; code that compares by `is` needs the member itself.
+    """Convert a value or its name to the enumeration member, so that it can be compared by `is`.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: `value` is not a member.
     """
     try:
         return kind(value)
@@ -124,7 +124,7 @@ def member(kind: type[_Member], name: str, value: _Member | str) -> _Member:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an epsilon speaks of: unit, adjacency and view together; their names, as strings, are converted.
+    """Scope of an epsilon: unit, adjacency and view; names given as strings are converted.
 
     Raises:
         ConfigError: an unknown unit, adjacency or view.
@@ -140,9 +140,9 @@ class Scope:
 
     @property
     def update_factor(self) -> int:
-        """Sensitivity of a client's clipped update in units of its clip norm.
+        """Return the sensitivity of a client's clipped update in units of its clip norm.
 
-        Taking one record away still leaves an update, which may point anywhere: 2 at record level under either adjacency.
+        At record level it is 2 under either adjacency: without the record the update may point in any other direction.
         """
         return 2 if self.unit is Unit.RECORD else self.adjacency.factor
 
@@ -150,10 +150,10 @@ class Scope:
         return f"{self.unit} level, {self.adjacency.replace('_', '-')}, {self.view} view"
 
 
-# --- events: what a release costs -----------------------------------------------------------------------------------
+# --- events: the cost of a release -----------------------------------------------------------------------------------
 
 LARGEST = 1e100
-"""The largest mu and noise multiplier; the least multiplier is 1e-100. Their fourth powers, and epsilon, fit into floats."""
+"""Largest mu and noise multiplier; the smallest multiplier is 1e-100. Their fourth powers, and epsilon, fit into a float."""
 
 
 def _check_noise(noise_multiplier: float, count: int) -> None:
@@ -165,7 +165,7 @@ def _check_noise(noise_multiplier: float, count: int) -> None:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """`count` Gaussian releases, each exactly mu-GDP for the scope at hand (mu = sensitivity / noise std)."""
+    """`count` Gaussian releases, each exactly mu-GDP in its scope (mu = sensitivity / noise std)."""
 
     mu: float
     count: int = 1
@@ -181,7 +181,7 @@ class Gaussian:
 class SampledGaussian:
     """`count` Gaussian releases on a Poisson sample: each unit joins with probability `rate`, independently and secretly.
 
-    `noise_multiplier` is noise std / sensitivity, with the sensitivity of the scope's adjacency already in it.
+    `noise_multiplier` is noise std / sensitivity, for the sensitivity under the scope's adjacency.
     """
 
     rate: float
@@ -196,10 +196,10 @@ class SampledGaussian:
 
 @dataclass(frozen=True)
 class SeenCountGaussian:
-    """`count` Gaussian releases on a Poisson sample of clients whose size everybody sees; who is in it stays secret.
+    """`count` Gaussian releases on a Poisson sample of clients whose size is public and whose members are secret.
 
-    Of `clients` clients (less those who collude with the adversary) each joins a round with probability `rate`. A client with a
-    zeroed contribution still counts. `noise_multiplier`: as `SampledGaussian`, at least this in every round that is released.
+    Each of `clients` clients (excluding those who collude with the adversary) joins a round with probability `rate`. A client
+    with a zeroed contribution still counts. `noise_multiplier`: as in `SampledGaussian`, a lower bound for every released round.
     """
 
     clients: int
@@ -219,7 +219,7 @@ class SeenCountGaussian:
 class FixedSampleGaussian:
     """`count` Gaussian releases on a secret sample of exactly `cohort` of `clients` clients, drawn afresh without replacement.
 
-    `noise_multiplier`: as `SampledGaussian`.
+    `noise_multiplier`: as in `SampledGaussian`.
     """
 
     clients: int
@@ -237,10 +237,10 @@ class FixedSampleGaussian:
 
 @dataclass(frozen=True)
 class UserRecordsGaussian:
-    """`count` Gaussian releases on a Poisson sample of records, for a user who holds up to `records` of them.
+    """`count` Gaussian releases on a Poisson sample of records, for a user who holds up to `records` records.
 
     Each record joins with probability `rate`, independently and secretly. `noise_multiplier` is noise std / sensitivity to ONE
-    record, with the sensitivity of the scope's adjacency already in it.
+    record, for the sensitivity under the scope's adjacency.
     """
 
     records: int
@@ -258,14 +258,14 @@ class UserRecordsGaussian:
 
 @dataclass(frozen=True)
 class Unbounded:
-    """A release from which nothing can be proven, and why."""
+    """Release without a provable cost, and the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class OneOrder(Unbounded):
-    """Releases of which a Renyi divergence is proven at one order; a budget of that order counts them, and nothing else can."""
+    """Releases with a proven Renyi divergence at a single order; only a budget of that order can count them."""
 
     order: float
     divergence: float
@@ -293,7 +293,7 @@ def _check(epsilon: float, delta: float) -> None:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Proven: an upper bound that holds under the listed assumptions; `inf` always carries its reason."""
+    """Proven upper bound on epsilon under the listed assumptions; `inf` requires a reason."""
 
     epsilon: float
     delta: float
@@ -313,7 +313,7 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Claim:
-    """Claimed: what a paper's theorem says of this configuration, right or wrong."""
+    """Claimed epsilon: the value of a paper's theorem for this configuration, right or wrong."""
 
     epsilon: float
     delta: float
@@ -330,9 +330,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Audit:
-    """Audited: a lower bound on epsilon from attacking, at the given confidence; `inf` for a structural leak.
+    """Audited lower bound on epsilon from an attack, at the given confidence; `inf` for a structural leak.
 
-    Not `rigorous`: an estimate, of which no confidence is said.
+    If not `rigorous`, it is an estimate without a confidence.
     """
 
     epsilon: float
@@ -349,7 +349,7 @@ class Audit:
 
     @property
     def how(self) -> str:
-        """Test, confidence (of a bound) and number of samples."""
+        """Return the test, the confidence (of a bound) and the number of samples as text."""
         confidence = f"{percent_at_least(self.confidence)} confidence, " if self.rigorous else ""
         return f"{self.test}, {confidence}n = {self.n}"
 

@@ -1,6 +1,6 @@
-"""Budgets: a filter's cap, enforced before each release, per client or for the aggregate, rebuilt from the ledger on resuming.
+"""Budgets: a filter's cap, enforced before each release, per client or for the aggregate, and rebuilt from the ledger on resume.
 
-The order at the door is check, charge the ledger, hand over. Over-counting is allowed, under-counting never.
+A release checks the budget, charges the ledger and is then made, so it may be over-counted but never under-counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _ROUNDING = Fraction(1, 10**5)
 
 
 class Budget:
-    """What one adversary may learn about one client (or, for the aggregate, about any): a filter, a scope, and what is spent.
+    """Budget of one client, or of the aggregate: a filter, its scope, and the spent cost.
 
     Args:
-        filter: GdpFilter, RdpFilter or FixedPlan: the cap. scope: what its epsilon speaks of.
+        filter: the cap, a GdpFilter, RdpFilter or FixedPlan. scope: of the filter's epsilon.
     """
 
     def __init__(self, filter: Filter, scope: Scope) -> None:
@@ -34,20 +34,20 @@ class Budget:
         self.blocked = ""
 
     def check(self, event: Event) -> None:
-        """Return if a release of this cost may be made.
+        """Check that a release of this cost fits.
 
         Raises:
-            BudgetExhausted: it would exceed the cap, or has no bound; nothing was released.
-            ConfigError: this kind of release cannot be accounted for by the filter; nothing was released.
+            BudgetExhausted: the release would exceed the cap, or has no bound; nothing was released.
+            ConfigError: the filter cannot account for this kind of release; nothing was released.
         """
         self._with(event)
 
     def spend(self, event: Event) -> None:
-        """Check and count one release; raises as `check`, and then counts nothing."""
+        """Check and count one release; raise as `check` does, counting nothing."""
         self.spent = self._with(event)
 
     def _with(self, event: Event) -> Fraction:
-        """What is spent after a release of this cost; raises as `check`."""
+        """Return the spent cost after a release of this cost; raise as `check` does."""
         if isinstance(event, Unbounded) and not isinstance(event, OneOrder):
             raise BudgetExhausted(
                 f"a run with a budget releases nothing of unbounded cost ({event.reason}). {self}. Nothing was released: use a "
@@ -64,10 +64,10 @@ class Budget:
         return spent
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Count releases that a ledger holds, all of them, whatever is left.
+        """Count all releases of a ledger, even beyond the cap.
 
         Raises:
-            LedgerError: a row has another scope, so that its cost cannot be added up with ours.
+            LedgerError: a row has another scope, so its cost cannot be added to this budget.
         """
         for seq, _, entry in rows:
             if entry.scope != self.scope:
@@ -85,17 +85,17 @@ class Budget:
 
     @property
     def spent_fraction(self) -> float:
-        """Part of the budget that is spent: 0 for nothing, 1 for all; above 1 (or inf) when a replayed ledger holds more."""
+        """Return the spent share of the budget: 0 for nothing, 1 for all, above 1 (or inf) if a replayed ledger holds more."""
         if self.blocked:
             return float("inf")
         return _part(self.spent, self.filter.limit)
 
     def state(self) -> dict[str, str]:
-        """The budget as plain JSON values, for a checkpoint; what a ledger says goes before it."""
+        """Return the budget as plain JSON values for a checkpoint; the ledger takes precedence over it."""
         return {"filter": repr(self.filter), "scope": str(self.scope), "spent": str(self.spent), "blocked": self.blocked}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned; raises ConfigError if it belongs to another filter or scope, or is no such state."""
+        """Restore a result of `state`; raise ConfigError if it is damaged or belongs to another filter or scope."""
         if (state.get("filter"), state.get("scope")) != (repr(self.filter), str(self.scope)):
             raise ConfigError(
                 f"the saved budget is {state.get('filter')} for {state.get('scope')}, this run has {self.filter!r} for "
@@ -115,20 +115,20 @@ class Budget:
         return f"Budget: {self.filter.quotes} ({self.scope}), {self.spent_fraction:.4%} spent"
 
     def _refusal(self, event: Event, cost: Fraction) -> str:
-        left, limit = max(self.filter.limit - self.spent, Fraction(0)), self.filter.limit
-        asked = f"{event} asks {_part(cost, limit):.4%} of the budget and {1 - _part(limit - left, limit):.4%} is left"
-        by_rounding = left and cost <= left * (1 + _ROUNDING)
+        remaining, limit = max(self.filter.limit - self.spent, Fraction(0)), self.filter.limit
+        asked = f"{event} asks {_part(cost, limit):.4%} of the budget and {1 - _part(limit - remaining, limit):.4%} is left"
+        by_rounding = remaining and cost <= remaining * (1 + _ROUNDING)
         advice = " (short by a rounding error: calibrate to GdpFilter.share or leave a margin)" if by_rounding else ""
         return f"{asked}{advice}. {self}. Nothing was released: stop with the last model, or plan more noise next time"
 
 
 class Budgets:
-    """One budget per client, made when first asked for; the aggregate is client -1.
+    """Budgets of all clients, each created on first use; the aggregate is client -1.
 
     Args:
         filter: each client's cap. scope: of the budgets.
         others: further scopes under which the same run also charges the ledger; rows of any other scope are refused, not skipped.
-        by_client: the caps of clients that have one of their own.
+        by_client: individual caps, by client.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Budgets:
         self._budgets: dict[int, Budget] = {}
 
     def of(self, client: int) -> Budget:
-        """The budget of a client (-1: of the aggregate)."""
+        """Return the budget of a client (-1: of the aggregate)."""
         if client < AGGREGATE or (client == AGGREGATE and self.scope.view is View.SERVER):
             raise ConfigError(f"in the {self.scope.view} view there is no budget of client {client}; clients count from 0")
         if client not in self._budgets:
@@ -155,23 +155,23 @@ class Budgets:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """The clients (-1: the aggregate) whose budgets were asked for or spent so far."""
+        """Return the clients (-1: the aggregate) whose budgets were used so far."""
         return tuple(self._budgets)
 
     def unspent(self) -> Budgets:
-        """The same caps, with nothing counted yet."""
+        """Return budgets with the same caps and nothing spent."""
         return Budgets(self.filter, self.scope, self.others, self.by_client)
 
     def check(self, ledger: Ledger, client: int, event: Event) -> None:
-        """Raise as `Budget.check` unless the client may release something of this cost, after all that the ledger holds."""
+        """Raise as `Budget.check` does unless a release of this cost fits after all releases in the ledger."""
         self.replay(ledger.entries(since=self.seen))
         self.of(client).check(event)
 
     def replay(self, rows: Iterable[Row]) -> None:
-        """Count what a ledger holds, e.g. `replay(ledger.entries(since=budgets.seen))`; rows up to `seen` are not counted again.
+        """Count rows of a ledger, e.g. `replay(ledger.entries(since=budgets.seen))`, skipping rows up to `seen`.
 
         Raises:
-            LedgerError: a row has a scope that is neither ours nor among `others`.
+            LedgerError: a row has a scope that is neither `scope` nor among `others`.
         """
         for seq, _, entry in rows:
             if seq <= self.seen:
@@ -183,7 +183,7 @@ class Budgets:
     def charge(self, ledger: Ledger, entries: Sequence[Entry]) -> list[int]:
         """Check all entries and charge them in one transaction; sound for any number of processes with budgets on one ledger.
 
-        Under the ledger's write lock it counts what other processes charged since, then checks, then writes.
+        Under the ledger's write lock it counts the charges of other processes, then checks, then writes.
 
         Raises:
             BudgetExhausted, ConfigError: as `Budget.check`; nothing was charged. LedgerError: as `Ledger.charge` and `replay`.
@@ -200,7 +200,7 @@ class Budgets:
                     trial[entry.client] = copy.copy(self.of(entry.client))
                 trial[entry.client].spend(entry.event)
 
-        if not self.seen:  # all of a long ledger, before others have to wait for our lock
+        if not self.seen:  # count a long ledger before taking the lock that others wait for
             self.replay(ledger.entries())
         sequence = ledger.charge_many(entries, admit)
         for client, budget in trial.items():
@@ -210,15 +210,15 @@ class Budgets:
 
     @property
     def spent_fraction(self) -> float:
-        """The largest part spent by any client; 0 before the first release."""
+        """Return the largest share spent by any client; 0 before the first release."""
         return max((budget.spent_fraction for budget in self._budgets.values()), default=0.0)
 
     def state(self) -> dict[str, Any]:
-        """All budgets as plain JSON values, for a checkpoint; what a ledger says goes before it."""
+        """Return all budgets as plain JSON values for a checkpoint; the ledger takes precedence over it."""
         return {"seen": self.seen, "clients": {str(client): budget.state() for client, budget in self._budgets.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned; raises ConfigError as `Budget.restore`."""
+        """Restore a result of `state`; raise ConfigError as `Budget.restore` does."""
         try:
             seen, clients = int(state["seen"]), {int(client): saved for client, saved in state["clients"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
@@ -232,7 +232,7 @@ class Budgets:
 
 
 def _part(amount: Fraction, limit: Fraction) -> float:
-    """amount / limit for people to read; an empty budget is wholly spent, and inf stands for what no float can hold."""
+    """Return amount / limit for display: 1 if an empty budget is spent, inf on overflow."""
     if not limit:
         return 1.0 if not amount else float("inf")
     try:

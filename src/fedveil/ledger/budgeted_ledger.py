@@ -1,4 +1,4 @@
-"""A ledger with a budget: the check and the charge as one act, and the ledger's totals."""
+"""A ledger with a budget: check and charge in one step, and totals of a ledger."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedveil.ledger.ledger import Ledger
 
 @dataclass(frozen=True)
 class Total:
-    """What one client (or the aggregate, -1) released under one scope.
+    """Totals of one client (or the aggregate, -1) under one scope.
 
-    releases: how many, with multiplicity. sum_mu_squared: over the Gaussian ones (0 if none), in floating point, for display; a
-    budget adds up exactly. sampled: how many were credited with a secret sample. unbounded: a reason why nothing can be proven,
-    or None.
+    releases: their number, with multiplicity. sum_mu_squared: over the Gaussian ones (0 if none), in floating point, for display;
+    a budget adds up exactly. sampled: number of releases credited with a secret sample. unbounded: a reason why no cost can be
+    proven, or None.
     """
 
     client: int
@@ -46,13 +46,13 @@ SELECT client, unit, adjacency, view, sum(count), total(count * mu * mu),
 
 
 def summary(ledger: Ledger, most: int = -1) -> list[Total]:
-    """Totals per client and scope of everything in the ledger; the first `most` of them, or all."""
+    """Return the totals per client and scope of all releases in the ledger; only the first `most` of them if given."""
     rows = ledger.select(_SUMMARY, (most,))
     return [Total(row[0], Unit(row[1]), Adjacency(row[2]), View(row[3]), *row[4:]) for row in rows]
 
 
 def count_totals(ledger: Ledger) -> int:
-    """How many totals `summary` has in all."""
+    """Return the number of all totals of `summary`."""
     ((count,),) = ledger.select(f"SELECT count(*) FROM (SELECT 1 {_GROUPS})")
     return int(count)
 
@@ -62,10 +62,10 @@ _OF_SCOPE = "FROM release WHERE unit = ? AND adjacency = ? AND view = ?"
 
 
 def charged(ledger: Ledger, scope: Scope) -> Iterator[tuple[int, int, Event]]:
-    """(round, client, event) of each release under a scope, in the order of the ledger.
+    """Yield (round, client, event) of each release under a scope, in the order of the ledger.
 
     Raises:
-        LedgerError: a row is no release.
+        LedgerError: a row is not a valid release.
     """
     rows = ledger.select(f"SELECT round, client, {_EVENT}, count, reason {_OF_SCOPE} ORDER BY seq", _names(scope))
     for t, client, *event in rows:
@@ -73,10 +73,10 @@ def charged(ledger: Ledger, scope: Scope) -> Iterator[tuple[int, int, Event]]:
 
 
 def charged_since(ledger: Ledger, since: int) -> Iterator[tuple[int, int, Event]]:
-    """(number, client, event) of each release with a number above `since`, under whichever scope, in the order of the ledger.
+    """Yield (number, client, event) of each release with a number above `since`, under any scope, in the order of the ledger.
 
     Raises:
-        LedgerError: a row is no release.
+        LedgerError: a row is not a valid release.
     """
     rows = ledger.select(f"SELECT seq, client, {_EVENT}, count, reason FROM release WHERE seq > ? ORDER BY seq", (since,))
     for seq, client, *event in rows:
@@ -84,10 +84,10 @@ def charged_since(ledger: Ledger, since: int) -> Iterator[tuple[int, int, Event]
 
 
 def charged_to(ledger: Ledger, scope: Scope, client: int, last_round: int) -> list[Event]:
-    """What a client released under a scope until a round, equal events as one with their count.
+    """Return the events of a client under a scope up to and including a round, merging equal events into one with their count.
 
     Raises:
-        LedgerError: a row is no release.
+        LedgerError: a row is not a valid release.
     """
     which = f"{_OF_SCOPE} AND client = ? AND round <= ? GROUP BY {_EVENT}, reason"
     rows = ledger.select(f"SELECT {_EVENT}, sum(count), reason {which}", (*_names(scope), client, last_round))
@@ -112,28 +112,28 @@ _WORDS = "released sha256 "
 
 
 def naming_bits(entry: Entry, digest: str) -> Entry:
-    """The row of a release with the SHA-256 digest (hex) of what left, in its note."""
+    """Add the SHA-256 digest (hex) of the released integers to the note of an entry."""
     return replace(entry, note="; ".join(filter(None, (entry.note, _WORDS + digest))))
 
 
 def named_bits(entry: Entry) -> str:
-    """The digest that a row names, or an empty string."""
+    """Return the digest in the note of an entry, or an empty string."""
     return entry.note.partition(_WORDS)[2]
 
 
 class BudgetedLedger:
-    """Charges releases to one ledger file, each only if its budget allows; usable from forked and spawned workers.
+    """Ledger file that is charged only within its budget; usable from forked and spawned workers.
 
-    Each process opens its own connection when it first charges, and counts what the others charged before it checks. What an
-    interrupted run wrote into the same ledger counts too, so a resumed run starts from what was really spent.
+    Each process opens its own connection on its first charge, and counts the others' charges before it checks. Charges of an
+    interrupted run in the same ledger count too, so a resumed run starts from the true spent cost.
 
     Args:
-        path: of an existing ledger. budgets: the caps, or None for a run that promises nothing.
-        reproducible: noise is seeded, so that a round which is done again after an interruption releases the same vectors again
-            and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is, unless its row
-            names its bits (`named_bits`) and they are the same.
+        path: of an existing ledger. budgets: the caps, or None for a run without a budget.
+        reproducible: noise is seeded, so a round that is repeated after an interruption releases the same vectors and reveals
+            nothing new: a release that the ledger holds is not charged twice. With secret noise it is charged again, unless its
+            row contains the digest of the same integers (`named_bits`).
         run, client: name and number under which releases are charged, or None for those of each entry.
-        population: the ledger of a budget that other runs share, charged first, so that a crash between the two over-counts.
+        population: ledger of a budget shared with other runs, charged first, so that a crash between the two over-counts.
     """
 
     def __init__(
@@ -149,49 +149,49 @@ class BudgetedLedger:
         self.path, self.budgets, self.reproducible = path, budgets, reproducible
         self.run, self.client, self.population = run, client, population
         self._read = 0
-        self._held: dict[tuple[int, int], Entry] = {}
+        self._recorded: dict[tuple[int, int], Entry] = {}
         self._ledger: Ledger | None = None
         self._pid = 0
 
     def charge_all(self, entries: Sequence[Entry]) -> None:
-        """Write and sync releases in one transaction, before any of them is handed over.
+        """Write and sync releases in one transaction; call it before any of them is made.
 
         Raises:
-            BudgetExhausted: one would exceed its budget; nothing was written. LedgerError: they could not be written.
+            BudgetExhausted: a release would exceed its budget; nothing was written. LedgerError: writing failed.
         """
         entries = [self._named(entry) for entry in entries]
         again = [entry for entry in entries if self.reproducible or named_bits(entry)]
         if again:
-            held = self._held_rows(again[0].run, min(entry.round for entry in again))
-            same = {(entry.round, entry.client) for entry in again if held.get((entry.round, entry.client)) == entry}
-            entries = [entry for entry in entries if (entry.round, entry.client) not in same]
+            recorded = self._recorded_rows(again[0].run, min(entry.round for entry in again))
+            repeated = {(entry.round, entry.client) for entry in again if recorded.get((entry.round, entry.client)) == entry}
+            entries = [entry for entry in entries if (entry.round, entry.client) not in repeated]
         if self.population is not None and entries:
             self._charge_population(entries, self.population.charge_all)
         self._charge(entries)
 
     def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """As `charge_all`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing.
+        """Charge a release that may be made only once in its round; repeating it with the same SHA-256 costs nothing.
 
         Args:
-            digest: of the integers; it goes into the note.
+            digest: of the released integers; it is added to the note.
 
         Raises:
-            LedgerError: as `charge_all`; or other bits left in that round.
+            LedgerError: as `charge_all`, or if other integers were released in that round.
         """
         entry = naming_bits(self._named(entry), digest)
-        held = self._held_rows(entry.run, entry.round).get((entry.round, entry.client))
-        if held is None:
+        recorded = self._recorded_rows(entry.run, entry.round).get((entry.round, entry.client))
+        if recorded is None:
             if (population := self.population) is not None:
                 self._charge_population([entry], lambda _: population.charge_once(entry, digest=digest))
             self._charge([entry])
-        elif held.note != entry.note:
+        elif recorded.note != entry.note:
             raise LedgerError(
                 f"round {entry.round} was released before, and the state of its noise was lost or is an older copy, so that it "
                 f"would leave with other noise: start anew. What {self.path} holds was released and still counts"
             )
 
     def admits(self, client: int, event: Event) -> bool:
-        """Whether each budget has room for a release of this cost, after all that any process charged so far."""
+        """Return whether a release of this cost fits into each budget, after all charges of any process so far."""
         try:
             self._check(client if self.client is None else self.client, event)
             return self.population is None or self.population.admits(client, event)
@@ -200,10 +200,10 @@ class BudgetedLedger:
 
     def _check(self, client: int, event: Event) -> None:
         if self.budgets is not None:
-            self.budgets.check(self._own(), client, event)
+            self.budgets.check(self._open_ledger(), client, event)
 
     def _charge_population(self, entries: Sequence[Entry], charge: Callable[[Sequence[Entry]], None]) -> None:
-        """Charge the shared budget, but nothing that our own would refuse."""
+        """Charge the shared budget, but only releases that this ledger's budget admits."""
         for entry in entries:
             self._check(entry.client, entry.event)
         try:
@@ -216,23 +216,23 @@ class BudgetedLedger:
         return named if self.client is None else replace(named, client=self.client)
 
     def charged_since(self, since: int) -> Iterator[tuple[int, int, Event]]:
-        """(number, client, event) of the releases with a number above `since`, whichever process charged them."""
-        return charged_since(self._own(), since)
+        """Yield (number, client, event) of the releases with a number above `since`, by any process."""
+        return charged_since(self._open_ledger(), since)
 
     def _charge(self, entries: Sequence[Entry]) -> None:
         if self.budgets is None:
-            self._own().charge_many(entries)
+            self._open_ledger().charge_many(entries)
         else:
-            self.budgets.charge(self._own(), entries)
+            self.budgets.charge(self._open_ledger(), entries)
 
-    def _held_rows(self, run: str, first: int) -> dict[tuple[int, int], Entry]:
-        """The last row of each round and client of that run, from the round `first` on; older rounds are forgotten."""
-        for seq, _, old in self._own().entries(since=self._read):
+    def _recorded_rows(self, run: str, first: int) -> dict[tuple[int, int], Entry]:
+        """Return the last row of each round and client of that run, from round `first` on, dropping older rounds."""
+        for seq, _, old in self._open_ledger().entries(since=self._read):
             self._read = seq
             if old.run == run:
-                self._held[old.round, old.client] = old
-        self._held = {key: row for key, row in self._held.items() if key[0] >= first}
-        return self._held
+                self._recorded[old.round, old.client] = old
+        self._recorded = {key: row for key, row in self._recorded.items() if key[0] >= first}
+        return self._recorded
 
     def close(self) -> None:
         """Close this process's connections."""
@@ -242,7 +242,7 @@ class BudgetedLedger:
             self._ledger.close()
         self._ledger = None
 
-    def _own(self) -> Ledger:
+    def _open_ledger(self) -> Ledger:
         if self._ledger is None or not self._is_ours():
             self._ledger, self._pid = Ledger.open(self.path), os.getpid()
         return self._ledger
@@ -252,4 +252,4 @@ class BudgetedLedger:
 
     def __getstate__(self) -> dict[str, Any]:
         fresh = None if self.budgets is None else self.budgets.unspent()
-        return {**self.__dict__, "budgets": fresh, "_ledger": None, "_pid": 0, "_read": 0, "_held": {}}
+        return {**self.__dict__, "budgets": fresh, "_ledger": None, "_pid": 0, "_read": 0, "_recorded": {}}

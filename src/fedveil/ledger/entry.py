@@ -1,4 +1,4 @@
-"""One release as the ledger keeps it: the `Entry`, its row of plain SQL values, and the row's link in the hash chain."""
+"""Releases as ledger rows: the `Entry`, its row of plain SQL values, and the row's link in the hash chain."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError, LedgerError
 
 AGGREGATE = -1
-"""The `client` of a release that is about all clients at once."""
+"""The `client` of a release about all clients together."""
 
 Value = int | float | str | None
 COLUMNS = (
@@ -40,12 +40,12 @@ COLUMNS = (
     *("grid", "mechanism", "extras", "whole_clip"),
     *("nonce", "sealed"),
 )
-"""The columns of a release, in the order of a row; the last six came with schema 2."""
+"""Columns of a release, in the order of a row; the last six are new in schema 2."""
 COLUMNS_1 = COLUMNS[:-6]
-"""Those of schema 1, when what left was floats; all of them enter the digest."""
+"""Columns of schema 1, whose releases were floats; all of them enter the digest."""
 PRIVATE = ("time", "participants", "nonce")
-"""What a published ledger leaves out: times and counts tell more than the plan, where who takes part is secret. `sealed` is the
-SHA-256 of the three, and enters the digest in their place, so that the chain still holds without them."""
+"""Columns that a published ledger omits: if participation is secret, times and counts reveal more than the plan does. `sealed`
+is the SHA-256 of the three and enters the digest in their place, so that the chain can be verified without them."""
 
 _LARGEST = 2**63 - 1
 _KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded, OneOrder)
@@ -53,20 +53,20 @@ _KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, Use
 
 @dataclass(frozen=True)
 class Entry:
-    """One noisy vector that leaves, and what it costs.
+    """One release of a noisy vector, and its cost.
 
-    run, round (>= 0), client (>= 0, or -1 for the aggregate); unit, adjacency, view: whom the cost protects from whom.
+    run, round (>= 0), client (>= 0, or -1 for the aggregate). unit, adjacency, view: scope of the cost.
     event: the cost. clip: clip norm per layer (inf when unclipped, 0 for a layer that is not sent).
-    noise_std: standard deviation per layer on what leaves. coordinates: how many numbers are sent, of `dimension`.
+    noise_std: standard deviation of the release's noise, per layer. coordinates: number of values sent, of `dimension`.
     participants: clients in this round's sum (None in a published ledger).
-    reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
-    extras: names of what left beside the update; clip, noise_std and grid have a number for each, after those of the layers.
-    grid: exponents k of the grid steps 2^k of the integers that left, or None where floats left. mechanism: how the noise came
-    about: "independent", "banded", or "none" where the door added none; "" in a ledger of schema 1. whole_clip: clip norm of all
-    layers together (inf where there is none), from which, with the others, the cost of a plain release follows.
+    reads: raw data that the policy read; if there are any, nothing can be proven and the event must be `Unbounded`.
+    extras: names of the extra vectors of the release; clip, noise_std and grid have a number for each, after those of the layers.
+    grid: exponents k of the grid steps 2^k of the released integers, or None if floats were released. mechanism: of the noise:
+    "independent", "banded", or "none" if the door added none; "" in a ledger of schema 1. whole_clip: clip norm of all layers
+    together (inf for none). The clips and the noise determine the cost of a plain release.
 
-    Raises ConfigError for values out of range and for combinations whose cost would be a wrong number: amplification by sampling
-    clients in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
+    Raises ConfigError for values out of range and for combinations whose cost would be wrong: amplification by sampling clients
+    in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
     """
 
     run: str
@@ -95,14 +95,14 @@ class Entry:
 
     @property
     def scope(self) -> Scope:
-        """Unit, adjacency and view of the cost."""
+        """Return unit, adjacency and view of the cost."""
         return Scope(self.unit, self.adjacency, self.view)
 
     def of_client(self, client: int) -> Entry:
-        """The same release by another client (>= 0): what has been checked holds for it, too.
+        """Return the same release by another client (>= 0), without repeating the checks.
 
         Raises:
-            ConfigError: a number that is none of a client.
+            ConfigError: not a valid client number.
         """
         if min(client, self.client) < 0 or client > _LARGEST:
             raise ConfigError(f"client must be >= 0, got {client} in the place of {self.client}")
@@ -112,7 +112,7 @@ class Entry:
 
 
 def _normalise(entry: Entry) -> None:
-    """Plain Python numbers and enums, so that a row reads back equal; raises ConfigError where that would change a value."""
+    """Convert to plain Python numbers and enums, so that a row reads back equal; raise ConfigError if a value would change."""
     for name in ("reads", "extras"):
         if not isinstance(getattr(entry, name), tuple):
             raise ConfigError(f"{name} must be a tuple of names, got {getattr(entry, name)!r}")
@@ -190,7 +190,7 @@ def _check_sense(entry: Entry) -> None:
 
 
 def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
-    """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null; `grid` is null where floats left."""
+    """Return the values of `COLUMNS`; lists are JSON text with null for an infinite clip; `grid` is null for float releases."""
     clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
     noise_std, reads, extras = map(json.dumps, (entry.noise_std, entry.reads, entry.extras))
     grid = None if entry.grid is None else json.dumps(entry.grid)
@@ -205,7 +205,7 @@ def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
 
 
 def event_columns(event: Event) -> tuple[str, float | None, float | None, float | None, int, str | None]:
-    """An event as the columns event, mu, rate, noise_multiplier, count and reason."""
+    """Return the columns event, mu, rate, noise_multiplier, count and reason of an event."""
     if isinstance(event, Gaussian):
         return "gaussian", float(event.mu), None, None, operator.index(event.count), None
     if isinstance(event, OneOrder):
@@ -216,9 +216,9 @@ def event_columns(event: Event) -> tuple[str, float | None, float | None, float 
 
 
 def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
-    """Sequence number, Unix time (None in a published ledger) and entry of a row of `COLUMNS` or `COLUMNS_1`.
+    """Return sequence number, Unix time (None in a published ledger) and entry of a row of `COLUMNS` or `COLUMNS_1`.
 
-    Raises LedgerError when it is no release.
+    Raises LedgerError if the row is not a valid release.
     """
     f: dict[str, Any] = dict(zip(COLUMNS_1 if len(row) == len(COLUMNS_1) else COLUMNS, row, strict=True))
     try:
@@ -240,7 +240,7 @@ def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
 
 
 def _kind(event: SecretSample) -> str:
-    """The text of the column `event`: the kind and, behind colons, its whole numbers."""
+    """Return the text of the column `event`: the kind and, after colons, its integers."""
     if isinstance(event, SeenCountGaussian):
         return f"seen_count_gaussian:{event.clients}"
     if isinstance(event, FixedSampleGaussian):
@@ -249,7 +249,7 @@ def _kind(event: SecretSample) -> str:
 
 
 def event_from(text: str, mu: Any, rate: Any, noise_multiplier: Any, count: Any, reason: Any) -> Event:
-    """The event of these columns of a row; raises TypeError, ValueError or IndexError where they are none."""
+    """Return the event of these columns of a row; raise TypeError, ValueError or IndexError if they are invalid."""
     kind, *numbers = text.split(":")
     if kind == "one_order":
         return OneOrder(reason, *map(float, numbers))
@@ -274,22 +274,22 @@ _CHAINED = operator.itemgetter(*(i for i, name in enumerate(COLUMNS) if name not
 
 
 def link(previous: str, values: Sequence[Value]) -> str:
-    """SHA-256, in hex, of the previous digest, a line feed and the values as JSON: a link of the chain."""
+    """Return a link of the chain: the SHA-256 (hex) of the previous digest, a line feed and the values as JSON."""
     return hashlib.sha256(f"{previous}\n{json.dumps(list(values))}".encode()).hexdigest()
 
 
 def chained(values: Sequence[Value]) -> Sequence[Value]:
-    """Those values of a row (of `COLUMNS` or `COLUMNS_1`) that enter its digest."""
+    """Return the values of a row (of `COLUMNS` or `COLUMNS_1`) that enter its digest."""
     return values if len(values) == len(COLUMNS_1) else _CHAINED(values)
 
 
 def seal(time: float, participants: int | None, nonce: str) -> str:
-    """The SHA-256, in hex, that stands for the private columns of a row."""
+    """Return the SHA-256 (hex) that represents the private columns of a row in its digest."""
     return hashlib.sha256(f"{nonce}\n{json.dumps([time, participants])}".encode()).hexdigest()
 
 
 def sealed_rightly(values: Sequence[Value]) -> bool:
-    """Whether the private columns of a row are those that were sealed, or are all left out."""
+    """Return whether the private columns of a row match their seal, or are all omitted."""
     if len(values) == len(COLUMNS_1):
         return True
     time, participants, nonce, sealed = _SEALED(values)

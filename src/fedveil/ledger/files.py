@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, private files, and the head of a ledger.
+"""Atomic writes, private files, and the head of a ledger.
 
-The order in a charge is commit, then head, then hand over, so at any moment
-    releases handed over <= head <= rows in the database
-and a database with fewer rows than the head has lost some, whatever took them: a deleted log, an older copy, a cut file.
+A charge commits to the database, raises the head, and then releases, so that at any moment
+    releases made <= head <= rows in the database
+A database with fewer rows than the head has lost rows, for instance by a deleted log, an older copy or a truncated file.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from fedveil.errors import LedgerError
 
 
 def owner_only(path: str, flags: int) -> int:
-    """For `open(..., opener=owner_only)`: a new file has mode 600."""
+    """Open a file for `open(..., opener=owner_only)`; a new file gets mode 600."""
     return os.open(path, flags, 0o600)
 
 
 def owner_only_folder(path: Path) -> Path:
-    """The folder `path`, made with mode 700 if it is absent."""
+    """Return the folder `path`, created with mode 700 if it is absent."""
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 DRAFT = ".part"
-"""How the name of a file ends while it is written; what is left of a killed run may have it."""
+"""Suffix of a file name while the file is being written; a killed run may leave such files."""
 
 
 def replace_whole(
     path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False, sync: Callable[[int], None] | None = None
 ) -> None:
-    """Write beside it, sync and rename; on failure no draft is left to fill the disk.
+    """Replace a file atomically: write a draft next to it, sync and rename; a failed draft is deleted.
 
     Args:
-        content: all of it, or its parts in order. private: for its owner alone (mode 600).
-        sync: waits until an open file is on the disk; left out, `os.fsync`.
+        content: the bytes, or their parts in order. private: readable by its owner only (mode 600).
+        sync: waits until an open file is on the disk; by default `os.fsync`.
 
     Raises:
-        OSError: it cannot be written, with its name; what was there before still is.
+        OSError: the file cannot be written; it names the file, whose earlier content remains.
     """
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -54,15 +54,15 @@ def replace_whole(
     except OSError as problem:
         with suppress(OSError):
             draft.unlink()
-        problem.filename = problem.filename or str(path)  # the system names none where there is no room
+        problem.filename = problem.filename or str(path)  # the system names no file when the disk is full
         raise
 
 
 def reserve(path: Path, size: int) -> None:
-    """Take so many bytes of the disk for a file of its owner that `replace_reserved` writes; on failure nothing is left.
+    """Reserve `size` bytes on the disk for a private file that `replace_reserved` will write; on failure no draft remains.
 
     Raises:
-        OSError: there is no room.
+        OSError: the disk is full.
     """
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -78,10 +78,10 @@ def reserve(path: Path, size: int) -> None:
 
 
 def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
-    """As `replace_whole`, into the room that was reserved, if any was; the file is its owner's alone.
+    """Replace a private file like `replace_whole`, using the space that `reserve` took, if any.
 
     Raises:
-        OSError: it cannot be written, with its name.
+        OSError: the file cannot be written; it names the file.
     """
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -98,10 +98,10 @@ def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Ca
 
 
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
-    """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
+    """Write to a path given by the user: like `replace_whole`, but following links, and writing pipes and devices directly.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the path cannot be written.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(content)
@@ -113,20 +113,23 @@ _NONE = "0" * 64
 
 
 def head_path(path: Path) -> Path:
-    """The head file of the ledger at `path`."""
+    """Return the path of the head file of the ledger at `path`."""
     return path.with_name(path.name + "-head")
 
 
 def head_record(seq: int, digest: str = _NONE) -> bytes:
-    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
+    """Return the content of the head file, always 106 bytes: number of releases and digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
 
 
 def read_head(path: Path) -> tuple[int, str]:
-    """Number of releases, at least, and the digest of that one; raises LedgerError when the head file is missing or damaged."""
+    """Return a lower bound on the number of releases, and the digest of that release.
+
+    Raises LedgerError if the head file is missing or damaged.
+    """
     head = head_path(path)
     try:
-        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would block until there is a writer
     except OSError as problem:
         raise LedgerError(
             f"{head} cannot be read ({problem.strerror}), so lost releases could not be noticed: copy it together with "
@@ -140,7 +143,7 @@ def read_head(path: Path) -> tuple[int, str]:
 
 
 def raise_head(path: Path, seq: int, digest: str) -> None:
-    """Lift the head to `seq` and sync it, unless another process has already lifted it as far."""
+    """Raise the head to `seq` and sync it, unless another process has already raised it as far."""
     descriptor = os.open(head_path(path), os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

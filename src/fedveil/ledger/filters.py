@@ -1,9 +1,9 @@
-"""Privacy filters: how much each release takes from a cap that is fixed in advance, in exact arithmetic.
+"""Privacy filters: a cap on the total cost of releases, fixed in advance and enforced in exact arithmetic.
 
-A filter says what a release costs and what all releases together may cost, on every path. As long as that is enforced before each
-release, the preset (epsilon, delta) may be quoted, whatever the releases were chosen from, as long as that was released before.
-Costs are rational numbers, so that no number of tiny releases is lost to rounding. Where a cost comes out of floating-point
-formulas it is rounded up, and every cap is lowered by 1e-12 of itself.
+A filter defines the cost of a release and the limit for all releases together, on every path. If the limit is enforced before
+each release, the preset (epsilon, delta) may be quoted even when releases are chosen adaptively from earlier releases.
+Costs are rational numbers, so rounding does not lose any number of tiny releases. A cost from a floating-point formula is
+rounded up, and every cap is lowered by 1e-12 relatively.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError
 
 SLACK = 1e-12
-"""Relative margin between a formula's value and the cap that is enforced, and again between that cap and a share of it."""
+"""Relative margin between a formula's value and the enforced cap, and again between the cap and a share of it."""
 
 
 class Filter(Protocol):
-    """A rule that caps the total cost of releases."""
+    """Cap on the total cost of releases."""
 
     @property
     def limit(self) -> Fraction:
-        """What all releases together may cost."""
+        """Return the limit on the cost of all releases together."""
         ...
 
     @property
     def quotes(self) -> str:
-        """What may be said when the limit is kept."""
+        """Return the guarantee that holds within the limit, as text."""
         ...
 
     def cost(self, event: Event, adjacency: Adjacency) -> Fraction:
-        """What a release costs; raises ConfigError for a kind that this filter cannot bound."""
+        """Return the cost of a release; raise ConfigError for an event that this filter cannot bound."""
         ...
 
 
 @dataclass(frozen=True)
 class GdpFilter:
-    """Gaussian releases with sum of mu^2 at most the square of the mu of (epsilon, delta), exactly converted.
+    """Filter for Gaussian releases: the sum of mu^2 is at most the squared mu of (epsilon, delta), converted exactly.
 
     Args:
         epsilon: >= 0. delta: in (0, 1).
-        ignore_sampling: charge a Poisson-sampled release as if everybody took part (sound: by joint convexity a mixture with
-            equal weights is no further apart than its parts); otherwise it is refused.
+        ignore_sampling: charge a Poisson-sampled release as if everybody took part, which is sound by joint convexity; otherwise
+            such a release is refused.
 
     Source: fully adaptive composition in Gaussian DP: Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2023.
     """
@@ -75,30 +75,30 @@ class GdpFilter:
 
     @classmethod
     def from_mu(cls, mu: float, delta: float, ignore_sampling: bool = False) -> GdpFilter:
-        """The filter that admits Gaussian releases with sum of mu^2 up to mu^2; its epsilon at `delta` is rounded up by 1e-9."""
+        """Return the filter with a limit of mu^2 on the sum of squares; its epsilon at `delta` is rounded up by 1e-9."""
         return cls(epsilon_of(mu, delta) * (1 + 1e-9), delta, ignore_sampling)
 
     @cached_property
     def mu(self) -> float:
-        """The enforced cap on the mu of all releases together."""
+        """Return the enforced cap on the mu of all releases together."""
         return mu_of(self.epsilon, self.delta) * (1 - SLACK)
 
     @cached_property
     def limit(self) -> Fraction:
-        """mu^2 of all releases together, at most."""
+        """Return the limit on mu^2 of all releases together."""
         return Fraction(self.mu) ** 2
 
     @property
     def quotes(self) -> str:
-        """What may be said when the limit is kept."""
+        """Return the guarantee that holds within the limit, as text."""
         return f"epsilon = {self.epsilon:g} at delta = {self.delta:g} by the GDP filter"
 
     def share(self, count: int, slack: float = SLACK) -> float:
-        """The mu at which `count` equal releases fit: mu / sqrt(count), lowered by `slack` (1e-6 for noise levels in float32)."""
+        """Return the mu at which `count` equal releases fit: mu / sqrt(count), less `slack` (1e-6 for float32 noise levels)."""
         return self.mu * (1 - slack) / math.sqrt(at_least("count", count, 1))
 
     def cost(self, event: Event, adjacency: Adjacency) -> Fraction:
-        """count mu^2; for a sampled release that may be ignored, of the unsampled one."""
+        """Return count mu^2; with `ignore_sampling`, a sampled release costs as much as the unsampled one."""
         if isinstance(event, Gaussian):
             return event.count * Fraction(event.mu) ** 2
         if not isinstance(event, Unbounded) and (self.ignore_sampling or secret_samples.rate_of(event) == 1):
@@ -111,7 +111,7 @@ class GdpFilter:
 
 @dataclass(frozen=True)
 class RdpFilter:
-    """Gaussian and Poisson-sampled Gaussian releases with sum of Renyi divergences, at one order fixed in advance, at most a cap.
+    """Filter for plain and sampled Gaussian releases: it caps the sum of Renyi divergences at one order fixed in advance.
 
     The cap is the divergence that converts to (epsilon, delta) at this order.
 
@@ -119,7 +119,7 @@ class RdpFilter:
         epsilon: >= 0. delta: in (0, 1). order: > 1; choose it before the run, from public numbers (`best_order`).
 
     Raises:
-        ConfigError: the order is too small for this epsilon and delta, so that nothing could be released.
+        ConfigError: the order is too small for this epsilon and delta, so no release would fit.
 
     Source: the filter: Feldman & Zrnic 2021; the conversion: Canonne, Kamath & Steinke 2020, Proposition 12.
     """
@@ -141,18 +141,18 @@ class RdpFilter:
 
     @cached_property
     def limit(self) -> Fraction:
-        """Renyi divergence of all releases together, at most: epsilon + (ln delta + ln a) / (a - 1) - ln(1 - 1/a)."""
+        """Return the limit on the total Renyi divergence: epsilon + (ln delta + ln a) / (a - 1) - ln(1 - 1/a)."""
         a = self.order
         terms = (self.epsilon, (math.log(self.delta) + math.log(a)) / (a - 1), -math.log1p(-1 / a))
         return Fraction(math.fsum(terms)) - Fraction(SLACK) * Fraction(math.fsum(map(abs, terms)))
 
     @property
     def quotes(self) -> str:
-        """What may be said when the limit is kept."""
+        """Return the guarantee that holds within the limit, as text."""
         return f"epsilon = {self.epsilon:g} at delta = {self.delta:g} by the Renyi filter of order {self.order:g}"
 
     def cost(self, event: Event, adjacency: Adjacency) -> Fraction:
-        """count times the Renyi divergence of one release, rounded up by 1e-9 of itself when it is sampled."""
+        """Return count times the Renyi divergence of one release, rounded up by 1e-9 relatively if it is sampled."""
         if isinstance(event, Gaussian):
             return event.count * Fraction(self.order) * Fraction(event.mu) ** 2 / 2
         if not isinstance(event, Unbounded):
@@ -179,10 +179,10 @@ def best_order(
     adjacency: Adjacency,
     orders: Sequence[float] = subsampled.ORDERS,
 ) -> float:
-    """The order at which a nominal, public plan takes the smallest part of the budget; for `RdpFilter`, before the run.
+    """Return the order at which a nominal, public plan uses the smallest share of the budget; for `RdpFilter`, before the run.
 
     Args:
-        epsilon: >= 0. delta: in (0, 1). plan: what the run would release if nothing were adapted.
+        epsilon: >= 0. delta: in (0, 1). plan: the releases of the run without adaptation.
         orders: candidates, each > 1.
 
     Raises:
@@ -194,8 +194,8 @@ def best_order(
             rule = RdpFilter(epsilon, delta, order)
         except ConfigError:
             continue
-        part = float(sum((rule.cost(event, adjacency) for event in plan), Fraction(0)) / rule.limit)
-        best = min(best or (part, order), (part, order))
+        share = float(sum((rule.cost(event, adjacency) for event in plan), Fraction(0)) / rule.limit)
+        best = min(best or (share, order), (share, order))
     if best is None:
         raise ConfigError(
             f"no Renyi order up to {max(orders):g} can give epsilon = {epsilon:g} at delta = {delta:g}: raise epsilon or delta"
@@ -205,13 +205,13 @@ def best_order(
 
 @dataclass(frozen=True)
 class FixedPlan:
-    """A plan fixed in advance: at most `count` releases, each with at least the noise and at most the sampling rate of `event`.
+    """Filter by a plan fixed in advance: at most `count` releases, each with at least the noise and at most the rate of `event`.
 
-    Because each release is dominated by the planned one, any bound on the plan itself may be quoted, also by privacy loss
-    distributions, which allow no adaptive filter.
+    Each release is dominated by the planned one, so any bound on the plan may be quoted, also by privacy loss distributions,
+    which allow no adaptive filter.
 
     Args:
-        event: one planned release (its own count is multiplied in). count: how many, >= 0.
+        event: one planned release (multiplied by its count). count: number of them, >= 0.
 
     Source: a lower rate is a mixture with a constant and more noise is post-processing, so both are dominated; adaptive
     composition of mechanisms under trade-off functions fixed in advance: Dong, Roth & Su 2022, Theorem 3.2.
@@ -227,16 +227,16 @@ class FixedPlan:
 
     @property
     def limit(self) -> Fraction:
-        """The number of releases."""
+        """Return the number of planned releases."""
         return Fraction(self.event.count * self.count)
 
     @property
     def quotes(self) -> str:
-        """What may be said when the limit is kept."""
+        """Return the guarantee that holds within the limit, as text."""
         return f"whatever is proven of {self.count} times {self.event}, fixed in advance"
 
     def cost(self, event: Event, adjacency: Adjacency) -> Fraction:
-        """The number of releases in `event`; raises ConfigError unless each is dominated by the planned one."""
+        """Return the number of releases in `event`; raise ConfigError unless each is dominated by the planned one."""
         if isinstance(event, Unbounded):
             raise ConfigError(f"a fixed plan cannot account for {event}")
         rate, mu = _rate_and_mu(event)
@@ -256,7 +256,7 @@ def _rate_and_mu(event: Gaussian | SecretSample) -> tuple[float, Fraction]:
 
 
 def _kind(event: Gaussian | SecretSample) -> tuple[str, int]:
-    """Releases that are comparable by rate and noise: plain and Poisson-sampled ones, or one other kind with its whole number."""
+    """Return a key shared by events comparable in rate and noise: plain and Poisson-sampled, or another kind with its size."""
     if isinstance(event, SeenCountGaussian | FixedSampleGaussian):
         return type(event).__name__, event.clients
     return (type(event).__name__, event.records) if isinstance(event, UserRecordsGaussian) else ("", 1)

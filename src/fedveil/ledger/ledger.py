@@ -1,6 +1,6 @@
-"""The ledger: an append-only list, on disk, of every noisy vector that left, and a copy that may be published.
+"""The ledger: an append-only list of releases on disk, and the publication of a copy.
 
-A process killed at any moment leaves a ledger in which no handed-over release is missing (it may hold a few that never were).
+A process killed at any moment leaves a ledger in which no release is missing; a few recorded releases may never have been made.
 Schema, guarantees and failure modes: docs/ledger.md.
 """
 
@@ -27,15 +27,16 @@ from fedveil.ledger.files import head_path, head_record, raise_head, read_head
 __all__ = ["AGGREGATE", "Entry", "Ledger", "Row"]
 
 Row = tuple[int, float | None, Entry]
-"""Sequence number (from 1), Unix time in seconds (None in a published ledger), and the release."""
+"""Sequence number (from 1), Unix time in seconds (None in a published ledger), and the entry of a release."""
 
 _PAGE = 1000
 
 
 class Ledger:
-    """An open ledger, from `Ledger.create` or `Ledger.open`.
+    """Open ledger, from `Ledger.create` or `Ledger.open`.
 
-    Any number of processes may write one ledger, each through its own, also forked ones; the threads of a process may share one.
+    Any number of processes, also forked ones, may write to one ledger file, each through its own object. The threads of a
+    process may share one object.
     """
 
     def __init__(self, path: Path, meta: Mapping[str, str], mode: str = "rw") -> None:
@@ -55,9 +56,9 @@ class Ledger:
         """Start an empty ledger at `path` for `run`, with public configuration `meta` (plain JSON values).
 
         Args:
-            created: the Unix time that it says it was made at; left out, now.
+            created: the Unix time recorded as the time of creation; by default now.
 
-        Raises LedgerError if a ledger, or what is left of one, is already there.
+        Raises LedgerError if a ledger, or a remaining file of one, exists at `path`.
         """
         store.create(Path(path), run, meta or {}, created)
         return cls.open(path)
@@ -71,17 +72,17 @@ class Ledger:
         progress: Callable[[int, int], None] | None = None,
         verified: str = "",
     ) -> Self:
-        """Open an existing ledger after verifying all of it (time linear in its rows; measured in docs/ledger.md).
+        """Open an existing ledger after verifying all of it, in time linear in its rows (measured in docs/ledger.md).
 
-        A ledger of schema 1 is opened for reading only: what it lists left as floats, and nothing more may be added to it.
+        A ledger of schema 1 is opened read-only: its releases were floats, and no further release may be added.
 
         Args:
-            read_only: only to be read, without write access to file or folder; nothing appears beside it.
-            progress: called with the number of rows that are verified, and of all.
-            verified: its closing digest, where chain and head were verified a moment ago: the rows are not verified again.
+            read_only: open without write access to the file or its folder; no file is created next to it.
+            progress: called with the number of verified rows and the number of all rows.
+            verified: the closing digest, if chain and head have just been verified: the rows are then not verified again.
 
-        Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of a schema
-        to come. Nothing is repaired, and a refused file is left as it was found.
+        Raises LedgerError, with advice, if the file is missing, damaged, not a ledger, of a later schema, or has fewer rows than
+        were charged. Nothing is repaired, and a refused file is not changed.
         """
         path = Path(path)
         reading = read_only or store.schema_of(path) != store.SCHEMA
@@ -91,7 +92,7 @@ class Ledger:
         except LedgerError:
             if mode != "immutable" or store.unwritten(path) == before:
                 raise
-            mode = "ro"  # somebody began to write it
+            mode = "ro"  # another process began to write the ledger
             meta = store.verify(path, mode, progress)
         try:
             return cls(path, meta, mode)
@@ -102,17 +103,17 @@ class Ledger:
             ) from problem
 
     def charge(self, entry: Entry) -> int:
-        """Record one release and return its sequence number once it is committed and synced; only then may the vector leave.
+        """Record one release and return its sequence number once it is committed and synced; release the vector only afterwards.
 
-        Raises LedgerError if that is not certain: hand nothing over (the ledger may then hold this release, an over-count).
+        Raises LedgerError if that is not certain: release nothing (the ledger may then hold this release, an over-count).
         """
         return self.charge_many([entry])[0]
 
     def charge_many(self, entries: Iterable[Entry], admit: Callable[[], None] | None = None) -> list[int]:
-        """Record several releases that are handed over together, all or none, in one transaction.
+        """Record several releases, all or none, in one transaction.
 
-        admit: called under the ledger's write lock, after every other writer's commits and before ours; an exception from it
-        cancels the charge. It is where a budget that several processes share is checked (`Budgets.charge`).
+        admit: called under the ledger's write lock, after every other writer's commits and before this one; an exception from it
+        cancels the charge. A budget shared by several processes is checked here (`Budgets.charge`).
         Raises LedgerError as `charge` does.
         """
         entries = list(entries)
@@ -159,13 +160,13 @@ class Ledger:
         return seq, chain
 
     def conclude(self, content: Mapping[str, Any]) -> str:
-        """Close the book: nothing can be charged afterwards. Returns the closing digest, 64 hex digits, that may be pinned.
+        """Conclude the ledger, so that nothing can be charged afterwards, and return the closing digest (64 hex digits).
 
         Args:
-            content: what a run says at its end (plain JSON values), such as the digests of its files.
+            content: closing record of the run (plain JSON values), such as the digests of its files.
 
         Raises:
-            LedgerError: it is concluded already, or cannot be written.
+            LedgerError: the ledger is already concluded, or cannot be written.
         """
         text = json.dumps(dict(content), allow_nan=False, sort_keys=True)
         with self._lock:
@@ -186,7 +187,7 @@ class Ledger:
 
     @property
     def closing(self) -> tuple[dict[str, Any], str] | None:
-        """What the run said at its end, and the closing digest; None while the ledger is open for releases."""
+        """Return the closing record of the run and the closing digest; None while the ledger accepts releases."""
         if self.schema != store.SCHEMA:
             return None
         with self._lock:
@@ -195,7 +196,7 @@ class Ledger:
         return None if row is None else (json.loads(row[1]), row[2])
 
     def entries(self, since: int = 0) -> Iterator[Row]:
-        """The releases with a sequence number above `since`, in order; rows that other processes add meanwhile are included."""
+        """Yield the releases with a sequence number above `since`, in order, including rows added meanwhile."""
         while True:
             with self._lock:
                 self._check_usable()
@@ -209,7 +210,7 @@ class Ledger:
             since = page[-1][0]
 
     def select(self, sql: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query in plain SQL (docs/ledger.md), a page at a time, so that none of them need fit into memory."""
+        """Yield the rows of a query in plain SQL (docs/ledger.md), reading one page at a time to save memory."""
         with self._lock:
             self._check_usable()
             cursor = self._connection.execute(sql, parameters)
@@ -218,7 +219,7 @@ class Ledger:
 
     @property
     def last_digest(self) -> str:
-        """The digest of the last release, or of the table `meta` before the first."""
+        """Return the digest of the last release, or of the table `meta` before the first release."""
         with self._lock:
             self._check_usable()
             return self._last()[1]
@@ -229,11 +230,11 @@ class Ledger:
             return self._last()[0]
 
     def holds(self, seq: int, digest: str) -> bool:
-        """Whether release `seq` is in the ledger and is the one with that digest; so then are all before it. 0 always is."""
+        """Return whether release `seq` is in the ledger with this digest, which also fixes all earlier ones; True for seq = 0."""
         with self._lock:
             self._check_usable()
-            found = self._connection.execute("SELECT digest FROM release WHERE seq = ?", (seq,)).fetchone()
-        return seq == 0 or found == (digest,)
+            row = self._connection.execute("SELECT digest FROM release WHERE seq = ?", (seq,)).fetchone()
+        return seq == 0 or row == (digest,)
 
     def close(self) -> None:
         """Close the connection; the last one to close moves the log into the main file. Closing twice is fine."""
@@ -262,7 +263,7 @@ class Ledger:
             self._suspended = True
 
     def _resume(self) -> None:
-        """Connect again, and leave the ledger unusable if these are no longer the same files or lack releases."""
+        """Connect again; leave the ledger unusable if its files were replaced or lack releases."""
         self._connect()
         files, self._files = self._files, ()
         head = read_head(self.path)[0]
@@ -270,7 +271,7 @@ class Ledger:
             self._files = files
 
     def _last(self) -> tuple[int, str]:
-        """Sequence number and digest of the last release."""
+        """Return the sequence number and digest of the last release."""
         row = self._connection.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
         return row or (0, self._genesis)
 
@@ -280,7 +281,7 @@ class Ledger:
         return tuple(os.stat(file).st_ino for file in (self.path, store.wal_path(self.path), head_path(self.path)))
 
     def _check_usable(self) -> None:
-        """Raise LedgerError unless the connection is ours and still writes to the files at our path."""
+        """Raise LedgerError unless this process opened the connection and it still writes to the files at the ledger's path."""
         if self._owner is None:
             raise LedgerError(f"the ledger {self.path} is closed; open it again")
         if self._owner != os.getpid():
@@ -305,21 +306,21 @@ class Ledger:
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 _OPEN: WeakSet[Ledger] = WeakSet()
-"""The open ledgers of this process. SQLite's locks do not survive a fork, but a child that inherits a connection takes them for
-its own; so every connection is closed before a fork, and opened again in the parent when it is next used."""
-_held: list[Ledger] = []
+"""Open ledgers of this process. SQLite's locks do not survive a fork, but a child that inherits a connection believes that it
+holds them. Every connection is therefore closed before a fork and reopened in the parent on its next use."""
+_locked: list[Ledger] = []
 
 
 def _before_fork() -> None:
     for ledger in list(_OPEN):
         ledger._lock.acquire()
-        _held.append(ledger)
+        _locked.append(ledger)
         ledger._suspend()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop()._lock.release()
+    while _locked:
+        _locked.pop()._lock.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
@@ -329,9 +330,9 @@ _PUBLIC = ", ".join("NULL" if name in PRIVATE else name for name in COLUMNS)
 
 
 def publish_ledger(source: Path, target: Path) -> None:
-    """Copy a concluded ledger to `target`, without times and numbers of participants; their SHA-256 stays.
+    """Copy a concluded ledger to `target`, replacing times and numbers of participants by their SHA-256.
 
-    Who is handed a time or a count together with its nonce can check it against the copy. The copy verifies as the source does.
+    A time or a count that is disclosed with its nonce can be checked against the copy. The copy verifies like the source.
 
     Raises:
         LedgerError: the source is damaged, of an earlier schema or not concluded, or the target exists or cannot be written.
@@ -360,7 +361,7 @@ def publish_ledger(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, draft: Path) -> None:
-    """The tables of `source`, with nothing in the private columns."""
+    """Copy the tables of `source` without the private columns."""
     with closing(store.connect(source, store.reading_mode(source))) as connection:
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         store.write_empty(draft, meta)

@@ -1,4 +1,4 @@
-"""The ledger's database: schema, creation, connection, and the verification of all of it on opening."""
+"""The ledger's database: schema, creation, connection, and verification on opening."""
 
 from __future__ import annotations
 
@@ -96,23 +96,23 @@ _CIRCUMSTANCES = frozenset(
         *("IOERR_WRITE", "IOERR_FSYNC", "IOERR_TRUNCATE", "IOERR_LOCK", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP"),
     )
 )
-"""Errors of SQLite that come from around a file, not from what is in it."""
+"""SQLite errors caused by a file's environment, not by its content."""
 _ADVICE = "Restore its files from a backup; without one, count the budget as spent and release nothing more of these data"
 
 
 def schema_of(path: Path) -> int:
-    """The schema number in the header of a ledger, unverified; 0 for what is none."""
+    """Return the schema number in the header of a ledger, unverified; 0 if the file is not a ledger."""
     application, schema = _header(path)
     return schema if application == APPLICATION_ID else 0
 
 
 def wal_path(path: Path) -> Path:
-    """SQLite's write-ahead log of the ledger at `path`."""
+    """Return the path of SQLite's write-ahead log of the ledger at `path`."""
     return path.with_name(path.name + "-wal")
 
 
 def genesis(meta: Mapping[str, str]) -> str:
-    """The digest before the first release: of the table `meta`, which thereby is part of the chain."""
+    """Return the digest before the first release, that of the table `meta`, which makes the table part of the chain."""
     return link("", [text for item in sorted(meta.items()) for text in item])
 
 
@@ -120,14 +120,14 @@ def genesis(meta: Mapping[str, str]) -> str:
 
 
 def create(path: Path, run: str, meta: Mapping[str, Any], created: float | None = None) -> None:
-    """Write an empty ledger, all or nothing; raises LedgerError if one, or what is left of one, is already there."""
+    """Write an empty ledger atomically; raise LedgerError if a ledger, or a remaining file of one, exists."""
     _refuse_leftovers(path)
     try:
-        written = json.dumps(dict(meta), allow_nan=False, sort_keys=True)
+        text = json.dumps(dict(meta), allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as problem:
         raise LedgerError(f"meta must be plain JSON values (text, finite numbers, lists, mappings): {problem}") from problem
     now = time.time() if created is None else created
-    rows = {"run": run, "created": repr(now), "schema": str(SCHEMA), "fedveil": __version__, "meta": written}
+    rows = {"run": run, "created": repr(now), "schema": str(SCHEMA), "fedveil": __version__, "meta": text}
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             draft, head = Path(folder, "ledger"), Path(folder, "head")
@@ -155,7 +155,7 @@ def _refuse_leftovers(path: Path) -> None:
 
 
 def write_empty(draft: Path, rows: Mapping[str, str]) -> None:
-    """A ledger without releases; `rows` are those of the table `meta`."""
+    """Write a ledger without releases; `rows` are those of the table `meta`."""
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -183,22 +183,22 @@ def _sync(path: Path) -> None:
 
 
 def reading_mode(path: Path) -> str:
-    """How to read the ledger at `path`: "immutable", which writes nothing, where its log holds nothing; else "ro"."""
+    """Return the mode for reading the ledger: "immutable", which writes nothing, if its log is empty, else "ro"."""
     return "ro" if unwritten(path)[1] else "immutable"
 
 
 def unwritten(path: Path) -> tuple[int, ...]:
-    """What stays the same while nobody writes the ledger: inode and size of database, log and head, and the time of a change."""
-    found = [file.stat() if file.exists() else None for file in (path, wal_path(path), head_path(path))]
-    database, log, head = ((0, 0, 0) if s is None else (s.st_ino, s.st_size, s.st_mtime_ns) for s in found)
+    """Return numbers that stay the same while nobody writes the ledger: inodes, sizes and times of database, log and head."""
+    stats = [file.stat() if file.exists() else None for file in (path, wal_path(path), head_path(path))]
+    database, log, head = ((0, 0, 0) if s is None else (s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
     return database[0], log[1], head[0], *database[1:]
 
 
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    """A connection on which every commit is synced and which waits a minute for other writers.
+    """Return a connection that syncs every commit and waits up to a minute for other writers.
 
     Args:
-        mode: "rw", "ro", or "immutable" for a file that nobody writes: it takes no locks and needs no writable folder.
+        mode: "rw", "ro", or "immutable" for a file that nobody writes, which takes no locks and needs no writable folder.
     """
     uri = f"file:{quote(bytes(path.absolute()))}?mode={'ro&immutable=1' if mode == 'immutable' else mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
@@ -210,13 +210,14 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
 def verify(
     path: Path, mode: str = "ro", progress: Callable[[int, int], None] | None = None, verified: str = ""
 ) -> dict[str, str]:
-    """Check everything that matters, changing neither database nor log, and return the table `meta`.
+    """Verify a ledger without changing database or log, and return the table `meta`.
 
-    Header, size, schema, SQLite's integrity check, the hash chain over all rows, the head file. Raises LedgerError with advice.
+    It checks header, size, schema, SQLite's integrity, the hash chain over all rows and the head file. Raises LedgerError with
+    advice.
 
     Args:
-        mode: "ro" or "immutable", as of `connect`. progress: called with the rows checked and those there are.
-        verified: a closing digest whose chain and head were verified a moment ago: rows that close with it are not read again.
+        mode: "ro" or "immutable", as in `connect`. progress: called with the number of checked rows and of all rows.
+        verified: a closing digest whose chain and head have just been verified: rows that close with it are not read again.
     """
     schema = _verify_header(path)
     head, digest = read_head(path)
@@ -258,7 +259,7 @@ def verify(
 
 
 def reported(rows: Iterable[tuple[Any, ...]], total: int, progress: Callable[[int, int], None]) -> Iterator[tuple[Any, ...]]:
-    """The rows, with a call of `progress(done, total)` now and then."""
+    """Yield the rows, calling `progress(done, total)` every 10,000 rows and at the end."""
     for done, row in enumerate(rows):
         if done % 10_000 == 0:
             progress(done, total)
@@ -267,13 +268,14 @@ def reported(rows: Iterable[tuple[Any, ...]], total: int, progress: Callable[[in
 
 
 class _Damage(Exception):
-    """What is wrong with the content of a database that SQLite can read."""
+    """Damage in the content of a database that SQLite can read."""
 
 
 def _verify_header(path: Path) -> int:
-    """The schema, by the header alone: opened in the ordinary way, SQLite would replay a stray log into a foreign file.
+    """Return the schema from the header alone, because opening normally, SQLite would replay a stray log into a foreign file.
 
-    SQLite reads it, not we: closing a file drops all locks that this process holds on it, also those of its open ledgers.
+    The header is read through SQLite: closing an ordinary file handle drops all locks of this process on the file, also those
+    of open ledgers.
     """
     try:
         size = _size(path)
@@ -299,7 +301,7 @@ def _verify_header(path: Path) -> int:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file that may be read; raises OSError for anything else."""
+    """Return the size of a readable file in bytes; raise OSError for anything else."""
     size = path.stat().st_size
     for wrong, code in ((path.is_dir(), errno.EISDIR), (not os.access(path, os.R_OK), errno.EACCES)):
         if wrong:
@@ -308,10 +310,10 @@ def _size(path: Path) -> int:
 
 
 def _header(path: Path) -> tuple[int, int]:
-    """Application and schema number in the header, whatever a log says; zeros for what is no database.
+    """Return the application and schema numbers in the header, ignoring a log; zeros if the file is not a database.
 
-    It is read without locks, so another process may be moving its log into the file: the header already counts pages that are
-    still to come. `writable_schema` makes SQLite read such a header all the same; the connection cannot write anything.
+    The header is read without locks, so another process may be moving its log into the file, and the header may count pages
+    not yet written. `writable_schema` makes SQLite accept such a header; the connection cannot write anything.
     """
     uri = f"file:{quote(bytes(path.absolute()))}?mode=ro&immutable=1"
     try:
@@ -329,8 +331,8 @@ def _verify_structure(connection: sqlite3.Connection, schema: int, mode: str) ->
     journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
     if journal != "wal" and mode != "immutable":  # an immutable file has no journal
         raise _Damage(f"its journal mode was changed from wal to {journal}")
-    found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
-    if found != {*_TABLES[schema], *_TRIGGERS[schema]}:
+    statements = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
+    if statements != {*_TABLES[schema], *_TRIGGERS[schema]}:
         raise _Damage("its tables, or the triggers that keep it append-only, were changed")
     report = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if report != "ok":
@@ -338,7 +340,7 @@ def _verify_structure(connection: sqlite3.Connection, schema: int, mode: str) ->
 
 
 def _verify_chain(chain: str, rows: Iterable[tuple[Any, ...]], head: int, digest: str) -> tuple[int, str]:
-    """Recompute the digest of every row, starting from `chain`; returns the number of rows and the last digest."""
+    """Recompute the digest of every row, starting from `chain`; return the number of rows and the last digest."""
     seq = 0
     for *values, stored in rows:
         seq += 1
@@ -353,7 +355,7 @@ def _verify_chain(chain: str, rows: Iterable[tuple[Any, ...]], head: int, digest
 
 
 def closing_digest(chain: str, seq: int, content: str) -> str:
-    """The digest that closes a ledger: it binds the last release's digest and what the run says at its end."""
+    """Return the closing digest of a ledger, which binds the last release's digest and the closing record."""
     return link(chain, ["closing", seq, content])
 
 

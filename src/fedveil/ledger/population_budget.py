@@ -1,4 +1,4 @@
-"""A lifetime budget of a population: one ledger with caps, and what the population's projects spent of it."""
+"""Lifetime budget of a population: one ledger with a cap, shared by several projects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Cap = GdpFilter | RdpFilter
 
 @dataclass(frozen=True)
 class PopulationBudget:
-    """The cap of an existing ledger, from `create_budget` or `open_budget`.
+    """Budget of an existing ledger, from `create_budget` or `open_budget`.
 
     Args:
-        cap: of each client in the server view, of everybody at once in the others. scope: what its epsilon speaks of.
+        cap: per client in the server view, for all clients together in the other views. scope: of the cap's epsilon.
     """
 
     path: Path
@@ -33,14 +33,14 @@ class PopulationBudget:
     scope: Scope
 
     def ledger(self, run: str, client: int | None = None) -> BudgetedLedger:
-        """Where a run charges its releases, under this name, and under this number where the budget is that of one client."""
+        """Return the ledger that a run charges, under the name `run` and, for the budget of one client, the number `client`."""
         return BudgetedLedger(self.path, Budgets(self.cap, self.scope), run=run, client=client)
 
     def check_scope(self, scope: Scope) -> None:
-        """Refuse a run that promises something else.
+        """Refuse a run of another scope.
 
         Raises:
-            ConfigError: another unit, adjacency or view, whose costs do not add up with ours.
+            ConfigError: the unit, adjacency or view differs, so the costs cannot be added up.
         """
         if scope != self.scope:
             raise ConfigError(
@@ -49,13 +49,13 @@ class PopulationBudget:
             )
 
     def check_plan(self, planned: Sequence[Event], run: str, clients: Container[int]) -> None:
-        """Refuse a run whose planned releases do not fit; of a run that goes on, what it has charged before counts as planned.
+        """Refuse a run whose planned releases do not fit; earlier charges of a resumed run count as part of its plan.
 
         Args:
-            planned: all releases that concern one of the clients. clients: that may take part, or -1.
+            planned: all releases about one client. clients: those that may take part, or -1.
 
         Raises:
-            BudgetExhausted: they exceed what is left, or one is unbounded. ConfigError: the cap cannot bound them.
+            BudgetExhausted: the plan exceeds the remaining budget, or is unbounded. ConfigError: the cap cannot bound it.
         """
         for event in planned:
             if isinstance(event, Unbounded):
@@ -64,21 +64,21 @@ class PopulationBudget:
                     f"method that proves a cost, or leave privacy.budget out"
                 )
         cost = sum((self.cap.cost(event, self.scope.adjacency) for event in planned), Fraction(0))
-        every, own = Budgets(self.cap, self.scope), Budgets(self.cap, self.scope)
+        all_runs, of_run = Budgets(self.cap, self.scope), Budgets(self.cap, self.scope)
         with Ledger.open(self.path) as ledger:
             for row in ledger.entries():
                 if row[2].client in clients:
-                    every.replay([row])
+                    all_runs.replay([row])
                     if row[2].run == run:
-                        own.replay([row])
-        worst, left, further = None, self.cap.limit, cost
-        for client in every.clients:
-            rest = max(cost - own.of(client).spent, Fraction(0))
-            free = Fraction(0) if every.of(client).blocked else self.cap.limit - every.of(client).spent
-            if free - rest < left - further:
-                worst, left, further = client, free, rest
-        if further > left:
-            raise BudgetExhausted(self._refusal(worst, max(left, Fraction(0)), further))
+                        of_run.replay([row])
+        worst, remaining, further = None, self.cap.limit, cost
+        for client in all_runs.clients:
+            rest = max(cost - of_run.of(client).spent, Fraction(0))
+            free = Fraction(0) if all_runs.of(client).blocked else self.cap.limit - all_runs.of(client).spent
+            if free - rest < remaining - further:
+                worst, remaining, further = client, free, rest
+        if further > remaining:
+            raise BudgetExhausted(self._refusal(worst, max(remaining, Fraction(0)), further))
 
     def _refusal(self, client: int | None, left: Fraction, asked: Fraction) -> str:
         whose = f" of client {client}" if client not in (None, AGGREGATE) else ""
@@ -90,7 +90,7 @@ class PopulationBudget:
         )
 
     def epsilon(self, spent: Fraction) -> float:
-        """The epsilon at which a cap of this kind, at the same delta and order, would just be spent; 0 for nothing."""
+        """Return the epsilon, at the cap's delta and order, that this spent cost amounts to; 0 for nothing."""
         if not spent:
             return 0.0
         if isinstance(self.cap, GdpFilter):
@@ -100,30 +100,30 @@ class PopulationBudget:
 
 
 def create_budget(path: str | Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
-    """Start the ledger of a budget with nothing spent.
+    """Create the ledger of a budget with nothing spent.
 
     Args:
-        epsilon: > 0. delta: in (0, 1). scope: what they speak of; a run of another scope cannot charge it.
+        epsilon: > 0. delta: in (0, 1). scope: of both; a run of another scope cannot charge the budget.
         order: Renyi order (> 1) of a cap that credits secret samples; None for a cap in Gaussian DP, exact for Gaussian releases,
             which charges secret samples as if everybody took part.
 
     Raises:
-        ConfigError: a number out of range, or an order that admits nothing. LedgerError: a ledger is already there.
+        ConfigError: a number out of range, or an order that admits no release. LedgerError: a ledger exists at `path`.
     """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"--epsilon {epsilon:g}: the cap of a budget must be a finite number > 0")
     path, numbers = Path(path), {"epsilon": epsilon, "delta": delta, "order": order}
-    made = PopulationBudget(path, _cap(epsilon, delta, order), scope)
+    budget = PopulationBudget(path, _cap(epsilon, delta, order), scope)
     names = {"unit": str(scope.unit), "adjacency": str(scope.adjacency), "view": str(scope.view)}
     Ledger.create(path, "budget", {"budget": {**numbers, **names}}).close()
-    return made
+    return budget
 
 
 def open_budget(path: str | Path) -> PopulationBudget:
-    """The budget that a ledger was created for; its whole ledger is verified.
+    """Open the budget of a ledger after verifying the whole ledger.
 
     Raises:
-        LedgerError: there is none, it is damaged, or it is the ledger of a run.
+        LedgerError: the ledger is missing or damaged, or belongs to a single run.
     """
     path = Path(path)
     if not path.exists() and not head_path(path).exists():
@@ -139,16 +139,16 @@ def open_budget(path: str | Path) -> PopulationBudget:
 
 
 def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
-    """The budget of one who keeps it at `path`, made when first asked for, and anew with other numbers while nothing is spent.
+    """Return the lifetime budget at `path`, creating it on first use; while nothing is spent, other numbers replace it.
 
     Raises:
-        ConfigError: it was made with other numbers, and holds charges. LedgerError: it is damaged, or a part of it is gone.
+        ConfigError: it was created with other numbers and holds charges. LedgerError: it is damaged, or a file is missing.
     """
     if not path.exists() and not head_path(path).exists():
         owner_only_folder(path.parent)
         return create_budget(path, epsilon, delta, scope, order)
-    there = open_budget(path)
-    if there != PopulationBudget(path, _cap(epsilon, delta, order), scope):
+    budget = open_budget(path)
+    if budget != PopulationBudget(path, _cap(epsilon, delta, order), scope):
         with Ledger.open(path, read_only=True) as ledger:
             unspent = next(iter(ledger.entries()), None) is None
         if unspent and not read_head(path)[0]:
@@ -156,14 +156,14 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
                 file.unlink()
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
-            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {there.cap.quotes} "
-            f"({there.scope}): restore these numbers, by which all that was charged there counts"
+            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {budget.cap.quotes} "
+            f"({budget.scope}): restore these numbers, by which all that was charged there counts"
         )
-    return there
+    return budget
 
 
 def percent(part: Fraction | float) -> str:
-    """A part of a budget for people; inf stands for what no float can hold."""
+    """Format a share of a budget; inf on overflow."""
     try:
         return f"{float(part):.4%}"
     except OverflowError:
@@ -171,7 +171,7 @@ def percent(part: Fraction | float) -> str:
 
 
 def rounded_down(value: float, digits: int = 4) -> float:
-    """To so many significant digits, and never above `value`: what is left is not overstated."""
+    """Round down to `digits` significant digits, so that a remaining budget is not overstated."""
     if not value or not math.isfinite(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
@@ -188,7 +188,7 @@ def _read(meta: Any) -> tuple[Cap, Scope]:
 
 @dataclass(frozen=True)
 class Project:
-    """Runs of one name. epsilon: of all their releases together; spent: the part of the budget; both of the client with most."""
+    """Runs of one name: epsilon of all their releases together and the spent share, both of the client with most."""
 
     name: str
     runs: int
@@ -199,12 +199,12 @@ class Project:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a budget's ledger holds.
+    """Summary of a budget's ledger.
 
     Args:
-        clients: how many of them released anything (server view), or 0. most: the one with least left, or -1.
-        epsilon, spent: of all projects together, for that client. left: the largest epsilon that a further project may have by
-            itself, at the budget's delta, whoever takes part.
+        clients: number of clients with a release (server view), or 0. most: the client with the least remaining budget, or -1.
+        epsilon, spent: of all projects together, for that client. left: the largest epsilon that a further project may use by
+            itself, at the budget's delta, with any participants.
     """
 
     rows: int
@@ -224,7 +224,7 @@ class _Count:
 
 
 def spending(budget: PopulationBudget) -> Spending:
-    """Everything that the ledger of a budget holds, counted as its cap counts it."""
+    """Summarise the ledger of a budget, with costs as its cap counts them."""
     empty = Budgets(budget.cap, budget.scope)
     every, projects = _Count(empty), dict[str, _Count]()
     with Ledger.open(budget.path) as ledger:
@@ -254,12 +254,12 @@ def spending(budget: PopulationBudget) -> Spending:
 
 
 def project_of(run: str) -> str:
-    """The project of a run's name `project/id`; a run without a project is one of its own."""
+    """Return the project in a run's name `project/id`, or the whole name if it has no project."""
     return run.rpartition("/")[0] or run
 
 
 def _epsilon(budget: PopulationBudget, budgets: Budgets) -> float:
-    found = [budgets.of(client) for client in budgets.clients]
-    if any(one.blocked for one in found):
+    spent = [budgets.of(client) for client in budgets.clients]
+    if any(one.blocked for one in spent):
         return math.inf
-    return budget.epsilon(max((one.spent for one in found), default=budget.cap.limit * 0))
+    return budget.epsilon(max((one.spent for one in spent), default=budget.cap.limit * 0))

@@ -156,8 +156,8 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
                 file.unlink()
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
-            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {budget.cap.quotes} "
-            f"({budget.scope}): restore these numbers, by which all that was charged there counts"
+            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is "
+            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts"
         )
     return budget
 

@@ -1,1 +1,1 @@
-"""Plans of releases, their cost, and the integer noise that is added to them; importing this package loads no torch."""
+"""Plans of releases, their cost, and their integer noise; importing this package does not load torch."""

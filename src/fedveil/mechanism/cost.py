@@ -1,4 +1,4 @@
-"""What a plan costs: from the object that the door executes to the event that the ledger charges."""
+"""The cost of a plan: from the object that the door executes to the event that the ledger charges."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def active_layers(plan: Plan, layout: Layout) -> list[int]:
-    """The layers of which the plan sends at least one coordinate."""
+    """Return the layers of which the plan sends at least one coordinate."""
     if plan.support is None:
         return list(range(len(layout)))
     return [i for i, part in enumerate(layout.split(plan.support)) if bool(part.any())]
 
 
 def per_layer(value: float | object, layout: Layout) -> list[float]:
-    """A number or a tensor [L] as a list of L numbers."""
+    """Convert a number or a tensor [L] to a list of L numbers."""
     if isinstance(value, int | float):
         return [float(value)] * len(layout)
     return [float(v) for v in value.tolist()]  # type: ignore[attr-defined]
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """The exact mu of one joint Gaussian release of the update and all extras, or why there is none; see `update_mu`."""
+    """Return the exact mu of one joint Gaussian release of the update and all extras, or a reason; see `update_mu`."""
     mus: list[float] = []
     for name, extra in plan.extras.items():
         if not extra.noise_std:
@@ -42,14 +42,14 @@ def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float |
 
 
 def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """The exact mu of one Gaussian release of the update under this plan, or the reason why there is none.
+    """Return the exact mu of one Gaussian release of the update under this plan, or the reason why it has no bound.
 
     Args:
         factor: 1 for zero-out, 2 for replace-one adjacency.
-        shares: number of independent upload noises in what the adversary sees (n for a sum of n noisy uploads, else 1).
+        shares: number of independent upload noises in the adversary's view (n for a sum of n noisy uploads, else 1).
 
-    The worst shift of norm `factor * clip` lies in the layer with the least noise; with layer clips it is the norm of the
-    shifts in units of their noise; with both, the fractional knapsack (see fedveil.accounting.gaussian).
+    With a single clip, the worst shift of norm `factor * clip` lies in the layer with the least noise. With layer clips, mu is the
+    norm of the shifts in units of their noise; with both, a fractional knapsack (see fedveil.accounting.gaussian).
     """
     layers = active_layers(plan, layout)
     if not layers:
@@ -73,23 +73,23 @@ def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float
 
 
 def promises(plan: Plan, layout: Layout) -> bool:
-    """Whether everything that leaves under this plan is clipped and noised, so that it leaves as integers on the grid."""
+    """Return whether the plan clips and noises the whole release, which then consists of integers on the grid."""
     return not reason_of(plan) and not isinstance(plan, LocalDpSgd) and not isinstance(plan_mu(plan, layout, 1), str)
 
 
 def on_grid(plan: Plan, reason: str, layout: Layout) -> bool:
-    """Whether what leaves under this plan leaves as integers on the grid: whenever it promises anything at the door."""
+    """Return whether the release under this plan consists of integers on the grid: always if the door gives a guarantee."""
     return not reason and promises(plan, layout)
 
 
 def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0) -> Event:
-    """The privacy event of one release.
+    """Return the privacy event of one release.
 
     Args:
-        rate: Poisson sampling rate when the adversary does not see who took part, else None. It amplifies noise on the sum
-            only: noise in shares shows by its size how many took part.
-        noisy_uploads: how many independent noises that the adversary does not know are in the sum (aggregate view with `place =
-            "upload"`); a fellow client knows its own.
+        rate: Poisson sampling rate if the adversary does not see who took part, else None. It amplifies noise on the sum only:
+            the size of noise in shares reveals how many took part.
+        noisy_uploads: number of independent noises in the sum that the adversary does not know (aggregate view with `place =
+            "upload"`); a fellow client knows its own noise.
     """
     if isinstance(plan, UnprovenPlan):
         return Unbounded(plan.reason)
@@ -114,10 +114,11 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
 
 
 def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float:
-    """Bound on what one example moves the gridded sum of a batch by, L2: the clip, and the errors of norms, sums and rounding.
+    """Return the L2 sensitivity of a batch's gridded sum to one example: the clip, and the errors of norms, sums and rounding.
 
-    f (C (1 + e_n) (1 + 2 B gamma) + h sqrt(d)), with norms and sums in float64 and the grid step h of the noise. For replace-one,
-    f = 2, the price of a Poisson sample needs each example that close to its own absence, and two examples within twice that.
+    It is f (C (1 + e_n) (1 + 2 B gamma) + h sqrt(d)), with norms and sums in float64 and the grid step h of the noise. For
+    replace-one, f = 2: the price of a Poisson sample requires each example to be within the bound for f = 1 of its absence, and
+    two examples to be within twice that bound of each other.
 
     Args:
         dimension: d of the gradient.
@@ -131,13 +132,13 @@ def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float
 
 
 def step_exponent(step: DpSgd) -> int:
-    """The exponent k of the grid step 2^k of a noisy sum; no sum of a whole batch has 2^53 steps, however little the noise."""
+    """Return the exponent k of the grid step 2^k of a noisy sum, such that a batch's sum stays below 2^53 steps."""
     return max(exponent_for(step.noise_multiplier * step.clip), math.frexp(step.cap * step.clip)[1] - 52)
 
 
 def plan_digest(plan: Plan, layout: Layout) -> bytes:
-    """SHA-256 of all that a plan's price follows from."""
+    """Return the SHA-256 of everything that determines a plan's price."""
     clips = None if plan.layer_clip is None else plan.layer_clip.tolist()
     sent = None if plan.support is None else plan.support.numpy().tobytes()
-    said = plan.clip, per_layer(plan.noise_std, layout), clips, sent, sorted(plan.extras.items()), plan.mechanism
-    return hashlib.sha256(repr(said).encode()).digest()
+    parts = plan.clip, per_layer(plan.noise_std, layout), clips, sent, sorted(plan.extras.items()), plan.mechanism
+    return hashlib.sha256(repr(parts).encode()).digest()

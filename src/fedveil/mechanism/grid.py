@@ -1,14 +1,14 @@
-"""The grid: clipped vectors as integers, so that what leaves is an integer plus rounded Gaussian noise.
+"""The grid: clipped vectors as integers, so that a release is an integer plus rounded Gaussian noise.
 
-A release has groups of coordinates (layers, parts), each with a grid step h = 2^k that follows from the public noise std alone.
+A release has groups of coordinates (layers, parts), each with a grid step h = 2^k derived from the public noise std alone.
 `to_grid` clips a vector and truncates it towards zero to integers m, in units of h, so that no norm grows: |m h| <= |x|. The
 noise is an integer K, the rounding of an ideal normal (`fedveil.mechanism.sampler`). Because m is an integer, m + round(G) =
-round(m + G): what leaves is post-processing of the ideal Gaussian mechanism on m h, and its accounting holds to the bit.
+round(m + G): the release is post-processing of the ideal Gaussian mechanism on m h, and its accounting holds to the bit.
 
 The clips hold exactly, not up to rounding. Let d be the number of coordinates and g = d 2^-52 + 2^-40. A float64 sum S of d
 squares, in any order, differs from the exact one by at most d 2^-53 (1 + 2^-20) of it (Higham 2002, section 4.2), so
 S (1 + g) <= (C / h)^2 (1 - 2^-50) proves that the exact norm of m h is at most C. Vectors are scaled to norm C (1 - g) at most,
-which leaves room for all errors on the way: an honest vector always passes. NaN never does.
+a margin for all intermediate errors: an honest vector always passes, and NaN never does.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ _BLOCK = 2**16
 
 
 def exponent_for(std: float, bits: int = DEFAULT_BITS) -> int:
-    """The exponent k of the grid step h = 2^k for noise of this std: k = floor(log2 std) - bits.
+    """Return the exponent k of the grid step h = 2^k for noise of this std: k = floor(log2 std) - bits.
 
-    The std is then between 2^bits (included, where it is a power of two) and 2^(bits + 1) (excluded) grid steps. Exact: the
-    exponent is read off the float.
+    The std is then at least 2^bits and below 2^(bits + 1) grid steps. The result is exact: the exponent is read from the float.
 
     Args:
-        std: of the noise on one release, > 0; public. Never derived from private data.
+        std: of the noise on one release, > 0; public, never derived from private data.
         bits: in [0, 32]. Fewer bits make shorter integers and lose more of the norm; noise in shares needs at least 2.
     """
     if not 0 <= bits <= MAX_BITS:
@@ -64,16 +63,16 @@ def exponent_for(std: float, bits: int = DEFAULT_BITS) -> int:
 def to_grid(vector: Tensor, groups: Sequence[Group], clip: float, group_clips: Sequence[float] | None = None) -> Integers:
     """Clip each group of `vector` [n], then the whole, then truncate to integers [n] in units of each group's grid step.
 
-    The exact L2 norm of what the integers stand for is at most `clip`, and of each group at most its clip.
+    The exact L2 norm of the vector that the integers represent is at most `clip`, and that of each group at most its clip.
 
     Args:
-        vector: [n], float32, on the CPU; left as it is.
+        vector: [n], float32, on the CPU; it is not changed.
         groups: consecutive slices that cover [0, n), each with its exponent.
         clip: C > 0, bound on the whole; inf for none.
         group_clips: bound of each group, > 0, inf for none; or None.
 
     Raises:
-        ConfigError: impossible groups, or a clip of 2^53 grid steps or more.
+        ConfigError: invalid groups, or a clip of 2^53 grid steps or more.
         UpdateRefused: NaN or infinite values; without a clip, values of 2^53 grid steps or more.
 
     Source: module docstring.
@@ -84,7 +83,7 @@ def to_grid(vector: Tensor, groups: Sequence[Group], clip: float, group_clips: S
 
 @dataclass(frozen=True)
 class Clipping:
-    """What `to_grid` does, for any number of vectors: groups, clips and sizes that do not depend on any data, checked once."""
+    """The operation of `to_grid` for many vectors: groups, clips and sizes are independent of the data and checked once."""
 
     groups: Sequence[Group]
     clip: float
@@ -93,10 +92,10 @@ class Clipping:
 
     @classmethod
     def of(cls, groups: Sequence[Group], clip: float, clips: Sequence[float], n: int) -> Clipping:
-        """Clips for vectors [n]; arguments as of `to_grid`.
+        """Return the clipping of vectors [n]; arguments as in `to_grid`.
 
         Raises:
-            ConfigError: impossible groups, or a clip of 2^53 grid steps or more.
+            ConfigError: invalid groups, or a clip of 2^53 grid steps or more.
         """
         _check(groups, clip, clips, n)
         if all(map(math.isinf, clips)):
@@ -105,7 +104,7 @@ class Clipping:
         return cls(groups, clip, clips, n * 2.0**-52 + 2.0**-40)
 
     def integers(self, vector: Tensor) -> Integers:
-        """One vector [n], clipped and truncated to integers [n].
+        """Clip one vector [n] and truncate it to integers [n].
 
         Raises:
             UpdateRefused: NaN or infinite values; without a clip, values of 2^53 grid steps or more.
@@ -126,7 +125,7 @@ class Clipping:
 
 
 def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group]) -> Tensor:
-    """The float32 vector [n] that released integers [n] stand for; post-processing at the receiver."""
+    """Return the float32 vector [n] that released integers [n] represent; post-processing at the receiver."""
     import torch
 
     vector = np.empty(len(integers), dtype=np.float32)
@@ -139,7 +138,7 @@ def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group])
 
 
 def _check(groups: Sequence[Group], clip: float, clips: Sequence[float], n: int) -> None:
-    """Refuse what is wrong whatever the data are."""
+    """Refuse groups and clips that are invalid for any data."""
     ends = [part.stop for part, _ in groups]
     starts = [part.start for part, _ in groups]
     if starts != [0, *ends][: len(ends)] or [0, *ends][-1] != n or any(a > b for a, b in zip(starts, ends, strict=True)):
@@ -157,7 +156,7 @@ def _check(groups: Sequence[Group], clip: float, clips: Sequence[float], n: int)
 
 
 def _merged(groups: Sequence[Group]) -> list[Group]:
-    """The same grid with as few groups as possible: neighbours of one exponent become one."""
+    """Merge neighbouring groups of the same exponent."""
     merged: list[Group] = []
     for part, k in groups:
         if merged and merged[-1][1] == k:
@@ -168,13 +167,13 @@ def _merged(groups: Sequence[Group]) -> list[Group]:
 
 
 def _factor(norm: float, bound: float, slack: float) -> float:
-    """What to multiply a vector by so that its norm is below the bound; 1 where it is already, whatever the rounding."""
+    """Return the factor that scales a vector of this norm to within `bound`, robust to rounding."""
     allowed = bound * (1 - slack)
     return 1.0 if norm <= allowed else allowed / norm
 
 
 def _power(x: NDArray[np.float32]) -> float:
-    """The sum of squares in float64, in an order that depends neither on threads nor on the processor's load."""
+    """Return the sum of squares in float64, in an order independent of threads and processor load."""
     total = 0.0
     for part in _blocks(len(x)):
         values = x[part].astype(np.float64)
@@ -183,7 +182,7 @@ def _power(x: NDArray[np.float32]) -> float:
 
 
 def _truncate(x: NDArray[np.float32], scale: float, out: Integers) -> float:
-    """Truncate scale x towards zero into `out`; returns the sum of squares of these integers."""
+    """Truncate scale x towards zero into `out`; return the sum of squares of these integers."""
     total = 0.0
     for part in _blocks(len(x)):
         values = x[part].astype(np.float64)
@@ -198,7 +197,7 @@ def _truncate(x: NDArray[np.float32], scale: float, out: Integers) -> float:
 
 
 def _check_norms(powers: Sequence[float], groups: Sequence[Group], clip: float, clips: Sequence[float], slack: float) -> None:
-    """Prove from the sums of squares that the exact norms are within the clips; all in units of the finest grid step."""
+    """Prove from the sums of squares that the exact norms are within the clips, in units of the finest grid step."""
     finest = min((k for _, k in groups), default=0)
     powers = [power * 4.0 ** (k - finest) for power, (_, k) in zip(powers, groups, strict=True)]
     for power, bound in [*zip(powers, clips, strict=True), (math.fsum(powers), clip)]:

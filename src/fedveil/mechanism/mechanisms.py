@@ -1,12 +1,12 @@
-"""Mechanisms: noise that executes and prices itself, its memory, and noise correlated over the rounds.
+"""Noise mechanisms and their hidden state: independent noise, and noise correlated over the rounds.
 
-A mechanism turns the exact integers of a release into what leaves, and says what that costs. `Independent` draws fresh noise for
-each release; correlated noise over the rounds is in `fedveil.mechanism.mechanisms`. A plan with any other mechanism is refused.
+A mechanism adds noise to the exact integers of a release, and returns its price. `Independent` draws fresh noise for each
+release; `Banded` correlates the noise of several rounds. A plan with any other mechanism is refused.
 
 Round t releases Y_t = sum_{j < band} c_j X_{t-j} + Z_t with independent integers Z_t, so that the whole run is one Gaussian
 release of C X. The estimate of X_t is (C^-1 Y)_t = X_t + (C^-1 Z)_t: post-processing, in floats. The coefficients are dyadic,
 so that C X lies on the grid of Y, and the sensitivity is that of the rounded coefficients. Earlier sums X are the mechanism's
-secret state.
+hidden state.
 
 Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participations); docs/privacy.md.
 """
@@ -38,47 +38,47 @@ if TYPE_CHECKING:
 
 
 STATE_FILE = "noise-state.safetensors"
-"""Its name in a run directory."""
+"""Name of the file in a run directory."""
 
 
 class NoiseMemory:
-    """Named arrays that a mechanism keeps from one round to the next, with the round that wrote them.
+    """Hidden state of a mechanism between rounds: named arrays, and the round that wrote them.
 
-    Whoever reads them can take the noise off what was released: the file is for its owner alone (mode 600).
+    The state allows the noise to be removed from a release, so the file is readable by its owner only (mode 600).
 
     Args:
-        path: of the file, or None for a run without a directory, whose state then ends with the process.
+        path: of the file, or None for a run without a directory, whose state lives in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self._held: Arrays | None = None
+        self._arrays: Arrays | None = None
         self._plan: bytes | None = None
 
     def read(self) -> Arrays:
-        """What was written last; empty before the first write.
+        """Return the arrays written last; empty before the first write.
 
         Raises:
-            LedgerError: the file is damaged; the run cannot go on, because its noise would not be what was charged.
+            LedgerError: the file is damaged; the run cannot continue, because its noise would not be the noise charged for.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        if self._held is None:
+        if self._arrays is None:
             try:
-                self._held = load(self.path.read_bytes()) if self.path is not None and self.path.exists() else {}
+                self._arrays = load(self.path.read_bytes()) if self.path is not None and self.path.exists() else {}
             except (OSError, SafetensorError) as problem:
                 raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start anew") from problem
-        return self._held
+        return self._arrays
 
     def hold_to(self, plan: bytes) -> None:
-        """Write the digest of this plan with all that follows: a price that is paid once is that of one plan for all rounds.
+        """Store the digest of this plan with later writes, since a price paid once covers a single plan for all rounds.
 
         Raises:
-            ConfigError: what is kept was written under another plan; nothing may leave.
+            ConfigError: the stored state was written under another plan; nothing may be released.
         """
-        held = self.read()
-        if held and ("plan" not in held or held["plan"].tobytes() != plan):
+        arrays = self.read()
+        if arrays and ("plan" not in arrays or arrays["plan"].tobytes() != plan):
             raise ConfigError(
                 "noise correlated over the rounds was charged for the plan of its first round, and this round has another clip, "
                 "noise, support, extra or mechanism: make the same plan in every round"
@@ -86,16 +86,16 @@ class NoiseMemory:
         self._plan = plan
 
     def copied(self) -> NoiseMemory:
-        """The same state in memory alone, for whoever looks at a release without making one."""
+        """Return a copy of the state in memory, for inspecting a release without making one."""
         copy = NoiseMemory()
-        copy._held = dict(self.read())
+        copy._arrays = dict(self.read())
         return copy
 
     def write(self, arrays: Arrays) -> None:
-        """Replace what is kept; when this returns it survives a crash.
+        """Replace the stored arrays durably, so that they survive a crash.
 
         Raises:
-            LedgerError: it cannot be written; nothing may leave.
+            LedgerError: writing failed; nothing may be released.
         """
         from safetensors.numpy import save
 
@@ -118,7 +118,7 @@ class NoiseMemory:
                 raise LedgerError(
                     f"cannot write {self.path}: {problem.strerror or problem}; nothing was released: make room, then resume"
                 ) from problem
-        self._held = arrays
+        self._arrays = arrays
 
 
 if TYPE_CHECKING:
@@ -129,57 +129,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Participation:
-    """Who may take part how often: a client is in at most `times` rounds, two of them at least `separation` apart.
-
-    The sampler enforces it.
-    """
+    """Participation rule, enforced by the sampler: a client is in at most `times` rounds, at least `separation` apart."""
 
     times: int
     separation: int
 
 
 class NoiseMechanism(Protocol):
-    """How noise is added to the integers of a release, and what that costs."""
+    """Adds noise to the integers of a release, and returns the price."""
 
     @property
     def bits(self) -> int:
-        """Grid steps of what leaves in one noise std, as a power of two."""
+        """Return log2 of the released grid steps in one noise std."""
         ...
 
     @property
     def shift(self) -> int:
-        """The data's grid is coarser than that of what leaves by this power of two."""
+        """Return log2 of the data's grid step divided by the released grid step."""
         ...
 
     @property
     def stateful(self) -> bool:
-        """Whether it has a secret state, so that a round which is done again must hand over the same bits."""
+        """Return whether the mechanism has a hidden state, so that a repeated round must release the same integers."""
         ...
 
     @property
     def participation(self) -> Participation | None:
-        """Who may take part how often, where the price rests on it; the sampler enforces it."""
+        """Return the participation rule that the price depends on, or None; the sampler enforces it."""
         ...
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
-        """What the release of that round costs.
+        """Return the cost of the release of a round.
 
         Args:
-            mu: sensitivity / noise std of one release on its own. rate: secret Poisson sampling of clients, or None.
+            mu: sensitivity / noise std of a single release. rate: of secret Poisson sampling of clients, or None.
         """
         ...
 
     def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
-        """What leaves [D], on the grid of what leaves.
+        """Return the release [D], on the released grid.
 
         Args:
             data: exact integers [D] on the data's grid. noise: draws fresh rounded Gaussian noise [D].
-            memory: the mechanism's secret state, where it has any.
+            memory: the mechanism's hidden state, if it has any.
         """
         ...
 
     def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> NDArray[np.float64] | Integers:
-        """The estimate of the data [D] in units of the grid of what leaves: post-processing."""
+        """Return the estimate of the data [D] in units of the released grid, by post-processing."""
         ...
 
 
@@ -188,7 +185,7 @@ class Independent:
     """Fresh Gaussian noise on each release.
 
     Args:
-        bits: grid steps in one noise std, as a power of two; fewer bits make shorter integers and lose more of the norm.
+        bits: log2 of the grid steps in one noise std; fewer bits make shorter integers and lose more of the norm.
     """
 
     bits: int = 24
@@ -197,17 +194,17 @@ class Independent:
     participation: ClassVar[None] = None
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
-        """Gaussian, amplified where Poisson sampling is secret."""
+        """Return a Gaussian event, amplified if Poisson sampling is secret."""
         return Gaussian(mu) if rate is None or mu == 0 else SampledGaussian(rate, 1 / mu)
 
     def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
-        """Data + noise."""
+        """Return data + noise."""
         noisy = noise()
         noisy += data
         return noisy
 
     def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> Integers:
-        """As it is."""
+        """Return the release unchanged."""
         return released
 
 
@@ -216,12 +213,12 @@ DYADIC_BITS = 10
 
 @dataclass(frozen=True)
 class Banded:
-    """The mechanism. It is charged once, in round 0, for all rounds, whose plans must be the same (`NoiseMemory.hold_to`).
+    """Banded noise. It is charged once, in round 0, for all rounds, whose plans must be the same (`NoiseMemory.hold_to`).
 
     Args:
-        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide. A client's columns overlap in a
-            band above the separation: then they must be >= 0 and never grow.
-        rounds: T, after which nothing is released. participation: what the sampler enforces.
+        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; their number is the band. In a band above the separation a
+            client's columns overlap, and the coefficients must be >= 0 and nonincreasing.
+        rounds: T, the number of releases. participation: the rule that the sampler enforces.
     """
 
     coefficients: tuple[float, ...]
@@ -240,38 +237,38 @@ class Banded:
 
     @cached_property
     def sensitivity(self) -> float:
-        """Of C X to one client under `participation`, for updates of norm 1."""
+        """Return the sensitivity of C X to one client under `participation`, for updates of norm 1."""
         times, separation = self.participation.times, self.participation.separation
         of = banded_sensitivity if len(self.coefficients) <= separation else toeplitz_sensitivity
         return of(self.coefficients, self.rounds, separation, times)
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
-        """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""
+        """Return one Gaussian of the run's sensitivity in round 0 and no cost afterwards; sampling is not credited."""
         return Gaussian(mu * self.sensitivity if round == 0 else 0.0)
 
     def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
-        """C X + Z of this round; a round that is done again hands over what left the first time, and draws nothing.
+        """Return C X + Z of this round; a repeated round returns the first release and draws nothing.
 
         Raises:
-            LedgerError: without its state, or with the state of another round, the noise would not be what was charged.
+            LedgerError: the state is missing or of another round, so the noise would not be the noise charged for.
         """
         if memory is None:
             raise ConfigError("noise correlated over the rounds needs a place for its secret state: give the door a memory")
         if not 0 <= round < self.rounds:
             raise ConfigError(f"correlated noise was charged for the rounds 0 to {self.rounds - 1}, round {round} cannot leave")
-        held = memory.read()
-        last = int(held["round"][0]) if held else -1
+        arrays = memory.read()
+        last = int(arrays["round"][0]) if arrays else -1
         if last == round:
-            return held["released"]
+            return arrays["released"]
         if last != round - 1:
             raise LedgerError(f"the state of correlated noise is of round {last}: round {round} cannot be released; start anew")
         band = len(self.coefficients)
-        history = [data, *(held["data"] if held else [])][:band]
+        history = [data, *(arrays["data"] if arrays else [])][:band]
         weights = [int(c * 2**self.shift) for c in self.coefficients]
         released = noise()
         for weight, earlier in zip(weights, history, strict=False):
             released = released + weight * earlier
-        estimates = [*held["estimates"]] if held else []
+        estimates = [*arrays["estimates"]] if arrays else []
         estimate = released.astype(np.float64)
         for c, earlier in zip(self.coefficients[1:], estimates, strict=False):
             estimate -= c * earlier
@@ -287,7 +284,7 @@ class Banded:
         return released
 
     def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> NDArray[np.float64]:
-        """(C^-1 Y)_t, in units of the grid of Y."""
+        """Return (C^-1 Y)_t, in units of the grid of Y."""
         assert memory is not None
         estimate: NDArray[np.float64] = memory.read()["estimates"][0]
         return estimate

@@ -1,7 +1,7 @@
-"""Plans: the clip, the noise and the coordinates of one release, and what they may be made of.
+"""Plans: the clip, the noise and the coordinates of one release.
 
-A plan is made before the data are touched, of a `Released` view: what has already left, and public configuration. A published
-method may have a `Raw` one, which asks for the private update; the door then marks the release, and nothing is proven of it.
+A plan is made before the data are touched, from a `Released` view: earlier releases and public configuration. A published method
+may return a `Raw` plan, which needs the private update; the door then marks the release, and no guarantee is given for it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class DpSgd:
-    """Record-level privacy inside local training: per-example clip, noise at each of `steps` Poisson batches.
+    """DP-SGD, record-level privacy inside local training: a per-example clip, and noise on each of `steps` Poisson batches.
 
     Args:
         clip: L2 bound on each example's gradient.
         noise_multiplier: noise std on the summed gradient / clip.
-        rate: probability with which each example joins a batch.
+        rate: probability that an example joins a batch.
         steps: batches in one round.
-        expected: examples that the noisy sum is divided by: rate x the public nominal size, the same for every client.
-        cap: examples of a client that take part, the first ones, so that a batch holds no more; who is in a batch depends on
-            nobody else's coin.
+        expected: divisor of the noisy sum: rate x the public nominal size, the same for every client.
+        cap: maximal number of a client's examples that take part, the first ones, which bounds the batch; each example joins a
+            batch independently of the others.
     """
 
     clip: float
@@ -51,13 +51,13 @@ class DpSgd:
 
     @property
     def together(self) -> int:
-        """Examples that are computed in one pass: a public number, which one batch in ten exceeds."""
+        """Return the number of examples per pass: a public number, which one batch in ten exceeds."""
         return 8 * max(1, math.ceil((self.expected + math.sqrt(2 * self.expected)) / 8))
 
 
 @dataclass(frozen=True)
 class Extra:
-    """One named vector that leaves beside the update: its L2 clip and the std of its noise.
+    """Clip and noise of one named extra vector, released with the update.
 
     Args:
         clip: L2 bound on the extra. noise_std: Gaussian noise std on each of its coordinates.
@@ -76,21 +76,21 @@ class Extra:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one release: clipped and noised at the door, which executes what the ledger is charged for.
+    """Plan of one release. The door clips and adds noise by the same plan for which the ledger is charged.
 
-    A release with DP-SGD inside training is a `LocalDpSgd`, one of which nothing is proven an `UnprovenPlan`, or a `Raw` one
-    where it is made from the private update.
+    A release with DP-SGD inside training has a `LocalDpSgd`, a release without a guarantee an `UnprovenPlan`, and a plan made
+    from the private update is a `Raw`.
 
     Args:
         clip: C, L2 bound on the whole vector after restriction; inf for none.
         noise_std: Gaussian noise std, one number or one per layer [L].
         place: `upload`, noise on each client's vector; `sum`, noise once on the sum of the round.
         layer_clip: C_l, L2 bound per layer [L], or None.
-        support: coordinates that leave, bool [d]; None sends all.
-        clamp: bound on the absolute value of each noisy coordinate, or None; post-processing of what it is applied to, so it is
+        support: released coordinates, bool [d]; None releases all.
+        clamp: bound on the absolute value of each noisy coordinate, or None. It is post-processing of a noisy upload, so it is
             refused for noise in shares, where the server sees only the sum.
-        extras: clip and noise of each extra of the release layout. mechanism: how the noise comes about, and what it costs.
-        broadcast: public values that every client gets with the plan (`Local.plan.broadcast`).
+        extras: clip and noise of each extra of the release layout. mechanism: draws and prices the noise.
+        broadcast: public values that every client receives with the plan (`Local.plan.broadcast`).
     """
 
     clip: float = math.inf
@@ -121,7 +121,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class LocalDpSgd(Plan):
-    """A release with record-level privacy inside training, to which the door adds no noise of its own."""
+    """Plan of a release with record-level privacy inside training; the door adds no noise."""
 
     step: DpSgd = field(kw_only=True)
 
@@ -135,18 +135,18 @@ class LocalDpSgd(Plan):
 
 @dataclass(frozen=True)
 class UnprovenPlan(Plan):
-    """A release of which nothing can be proven although it may be clipped and noised; `reason` says why."""
+    """Plan of a release without a provable cost, for the given `reason`, although it may be clipped and noised."""
 
     reason: str = field(kw_only=True)
 
 
 def lets_statistics_out(plan: Plan, reason: str) -> bool:
-    """Whether this release promises nothing, so that batch statistics may travel with it."""
+    """Return whether this release has no guarantee, so that batch statistics may be sent with it."""
     return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and not isinstance(plan, LocalDpSgd))
 
 
 def _as_floats(plan: object, *names: str) -> None:
-    """Make floats of whole numbers, so that equal plans have one representation."""
+    """Convert integers to floats, so that equal plans have one representation."""
     for name in names:
         value = getattr(plan, name)
         if isinstance(value, float | int):
@@ -154,7 +154,7 @@ def _as_floats(plan: object, *names: str) -> None:
 
 
 def _check_kinds(plan: Plan) -> None:
-    """Refuse what the door and the price could read in two ways."""
+    """Refuse values that the door and the price could interpret differently."""
     if plan.place not in ("upload", "sum"):
         raise ConfigError(f"the place of noise must be 'upload' or 'sum', got {plan.place!r}")
     if type(plan.mechanism) not in (Independent, Banded):
@@ -169,27 +169,27 @@ def _check_kinds(plan: Plan) -> None:
 
 
 def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:
-    """The same plan with values of its own, tensors on `device`, so that whoever gets it cannot change it for others."""
-    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(plan) if f.name != "mechanism"}
-    return type(plan)(mechanism=copy(plan.mechanism), **own)
+    """Return a deep copy of a plan with tensors on `device`, so that its receiver cannot change it for others."""
+    values = {f.name: _copied_value(getattr(plan, f.name), device) for f in fields(plan) if f.name != "mechanism"}
+    return type(plan)(mechanism=copy(plan.mechanism), **values)
 
 
-def _own(value: Any, device: torch.device | str) -> Any:
+def _copied_value(value: Any, device: torch.device | str) -> Any:
     if value is None or isinstance(value, float | int | str):
         return value
     if isinstance(value, Mapping):
-        return {name: _own(part, device) for name, part in value.items()}
+        return {name: _copied_value(part, device) for name, part in value.items()}
     return value.detach().to(device, copy=True) if hasattr(value, "detach") else deepcopy(value)
 
 
 @dataclass(frozen=True)
 class Raw:
-    """A published policy's answer: a plan that needs the private update [d] before it can be made.
+    """Plan of a published policy that needs the private update [d] before it can be made.
 
     Args:
-        reads: names of the private quantities that decide, for the ledger.
-        make: from the private update to the plan; it may also change the update's meaning by what it restricts.
-        reason: why nothing can be proven from it.
+        reads: names of the private quantities that the plan depends on, for the ledger.
+        make: computes the plan from the private update, including the coordinates that it restricts the update to.
+        reason: why nothing can be proven.
     """
 
     reads: tuple[str, ...]
@@ -205,27 +205,27 @@ class Raw:
 
 
 def step_of(plan: Plan | Raw) -> DpSgd | None:
-    """DP-SGD inside training, where a release is made of that."""
+    """Return the DP-SGD step of a plan, or None."""
     return plan.step if isinstance(plan, LocalDpSgd) else None
 
 
 def reason_of(plan: Plan | Raw) -> str:
-    """Why nothing can be proven of a release; empty where its price says."""
+    """Return the reason why a plan has no provable cost; an empty string if its price decides."""
     return plan.reason if isinstance(plan, UnprovenPlan | Raw) else ""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What left: one client's noisy vector (server view) or one round's noisy mean (aggregate view, client -1).
+    """One release: a client's noisy vector (server view) or a round's noisy mean (aggregate view, client -1).
 
     Args:
         vector: [d], zero where nothing was sent. noise_std: std of its noise per layer [L].
-        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.mechanism.grid`); None where no noise was added.
+        integers: int64 [D], the exact release in units of the grid (`fedveil.mechanism.grid`); None if no noise was added.
         extras: each extra of the release layout, in its shape.
         support: coordinates sent, bool [d], or None for all.
         weight: public weight in the mean. buffers: batch statistics, in published or non-private runs only.
-        start: the global model [d] that the update is relative to; given to a policy when it observes, not kept afterwards.
-        public_loss: of that model, as in `Released`; given likewise.
+        start: the global model [d] that the update is relative to; passed to a policy when it observes, not stored afterwards.
+        public_loss: of that model, as in `Released`; passed likewise.
     """
 
     client: int
@@ -244,12 +244,12 @@ class Upload:
 
 @dataclass(frozen=True)
 class Released:
-    """All that a policy may see: the round, the global models that everyone has, and nothing private.
+    """Input of a policy: the round and the public global models, and nothing private.
 
-    `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
-    where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
-    the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
-    `public_update` [d] is how training on that split moves the global model, where the policy has `public_steps`.
+    `client` is the planning client, or -1 for the common plan of a round. `server` is the state from `observe_all`, if the
+    policy defines it (server view). Earlier releases of this client (server view) or of earlier rounds (aggregate view) reach
+    the policy through `observe`. `public_loss` is the global model's loss on the public split, if the run has one.
+    `public_update` [d] is the global model's change by training on that split, if the policy has `public_steps`.
     """
 
     round: int
@@ -262,14 +262,14 @@ class Released:
 
 
 def digest(plan: Plan) -> bytes:
-    """The SHA-256 of all that a plan says."""
+    """Return the SHA-256 of all fields of a plan."""
     return hashlib.sha256(
         repr([type(plan).__name__, *((f.name, _plain(getattr(plan, f.name))) for f in fields(plan))]).encode()
     ).digest()
 
 
 def _plain(value: Any) -> Any:
-    """Values that have the same representation only where they are equal."""
+    """Convert a value so that two values have the same representation only if they are equal."""
     if isinstance(value, Mapping):
         return sorted((str(name), _plain(part)) for name, part in value.items())
     if hasattr(value, "detach"):

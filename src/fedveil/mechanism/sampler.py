@@ -1,27 +1,27 @@
-"""Gaussian noise as integers: the exact law of round(G), G ~ N(0, std^2), drawn fast and without looking at data.
+"""Gaussian noise as integers: the exact law of round(G), G ~ N(0, std^2), drawn fast and independently of the data.
 
 Let U and V be uniform reals in (0, 1). By Box and Muller (1958) the pair std sqrt(-2 ln U) (cos 2 pi V, sin 2 pi V) is exactly
 two independent normals; this module rounds it correctly. In the order of the code:
 
 1. `rounded_normal` splits the coordinates into blocks. Coordinates 2j and 2j + 1 come from pair j.
 2. `_round_block` reads the first 64 bits b of U and c of V of each pair from block j of AES-256 in counter mode, and computes the
-   two values in float64. Where a value is so close to a border between two integers that the missing bits or the rounding
-   of float64 might matter, it does not decide.
-3. `_decide` settles these few (about 160 in 10^7 at std = 2^24) with further bits of the same U and V, from shake_256, in
-   high precision, and asks for more until the border is cleared.
+   two values in float64. If a value is so close to a border between two integers that the missing bits or the rounding
+   of float64 might matter, it leaves the value undecided.
+3. `_decide` rounds these few (about 160 in 10^7 at std = 2^24) with further bits of the same U and V, from shake_256, in
+   high precision, and adds bits until the value is clear of the border.
 
-Every integer is therefore the correct rounding of the ideal value, whatever library computes the logarithm: the same key gives
-the same integers everywhere. This rests on **Assumption A**: float64 log has a relative error <= 2^-47, sin and cos an absolute
-error <= 2^-47 (the tests check the libraries used here; the worst error they show is below 2^-52).
+Every integer is therefore the correct rounding of the ideal value, independent of the library that computes the logarithm: the
+same key gives the same integers everywhere. This rests on **Assumption A**: float64 log has a relative error <= 2^-47, sin and
+cos an absolute error <= 2^-47 (the tests check the libraries used here; the largest measured error is below 2^-52).
 
 **Error of step 2**, in units of std. With b in [2^46, 2^64 - 2^46): 2^-18 <= U <= 1 - 2^-18, so 2^-8.5 <= r <= 5.00 for
 r = sqrt(-2 ln U). The float64 radius differs from r by at most r 2^-48 (log), 2^-53 / r (b to float64), 2^-64 / (U r) (missing
 bits of U) and r 2^-52 (square root and products); cos and sin by 2^-47 (A), 2^-49.7 (rounding of the angle) and 2^-61 (missing
 bits of V). Together |error| <= 2^-43.5, and the test allows 2^-42. The residue |t - k| is exact.
 
-Who takes part is drawn from the same stream, under keys of its own: `poisson_sample`, `fixed_sample`.
+Participants are drawn from the same kind of stream, under separate keys: `poisson_sample`, `fixed_sample`.
 
-What is left of total variation is in `fedveil.accounting.finite_precision`.
+The remaining total variation is bounded in `fedveil.accounting.finite_precision`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Words = NDArray[np.uint64]
 _Undecided = tuple[Integers, Words]
 
 MAX_STD = 2.0**33
-"""Largest std in grid steps: above it too many coordinates are undecided in float64."""
+"""Largest std in grid steps; above it too many coordinates are undecided in float64."""
 
 KEY_BYTES = 32
 
 _PAIRS = 2**15
-"""Pairs per block: small enough for the cache, and for torch to stay in the thread that calls it."""
+"""Pairs per block: small enough for the cache, and for torch to compute in the calling thread."""
 
 _ZEROS = bytes(16 * _PAIRS)
 
@@ -67,18 +67,18 @@ _mpmath_lock = threading.Lock()
 
 
 def rounded_normal(std: float | Floats, n: int, key: bytes, *, threads: int | None = None) -> Integers:
-    """n independent integers [n] with the law of round(G), G ~ N(0, std^2).
+    """Draw n independent integers [n] with the law of round(G), G ~ N(0, std^2).
 
     A shorter draw with the same key is a prefix of a longer one. The result does not depend on `threads`.
 
     Args:
-        std: standard deviation in grid steps, in [0, 2^33]; one number or one per coordinate [n]. Where it is 0 the result is 0.
+        std: standard deviation in grid steps, in [0, 2^33]; one number or one per coordinate [n]. A std of 0 gives 0.
         n: number of coordinates, >= 0.
         key: 32 bytes, secret unless noise is simulated; never used for two draws.
-        threads: how many threads may work on it; as many as torch may use by default.
+        threads: maximal number of threads; by default that of torch.
 
     Raises:
-        ConfigError: a std outside the range, NaN or of another shape; a key of another length.
+        ConfigError: a std out of range, NaN or of the wrong shape; a key of the wrong length.
 
     Source: module docstring; Box & Muller 1958.
     """
@@ -103,13 +103,13 @@ def rounded_normal(std: float | Floats, n: int, key: bytes, *, threads: int | No
 
 
 def poisson_sample(rate: float, n: int, key: bytes) -> Integers:
-    """Those of 0 to n - 1, ascending, whose coins fall: each by itself, with probability `rate` less at most 2^-64, never more.
+    """Draw a Poisson sample of 0 to n - 1, ascending: each number joins with probability in (rate - 2^-64, rate], independently.
 
-    Coin i is whether 64-bit word i of AES-256 in counter mode lies below rate 2^64. A shorter draw with the same key is the
-    beginning of a longer one.
+    Number i joins if the 64-bit word i of AES-256 in counter mode is below rate 2^64. A shorter draw with the same key is a
+    prefix of a longer one.
 
     Args:
-        rate: in [0, 1]. n: >= 0. key: as `rounded_normal`.
+        rate: in [0, 1]. n: >= 0. key: as in `rounded_normal`.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"the rate of a Poisson sample must lie in [0, 1], got {rate}")
@@ -118,10 +118,10 @@ def poisson_sample(rate: float, n: int, key: bytes) -> Integers:
 
 
 def fixed_sample(size: int, n: int, key: bytes) -> Integers:
-    """`size` of 0 to n - 1, ascending, every set of that size alike: those with the smallest words of 128 bits.
+    """Draw `size` of 0 to n - 1, ascending, uniformly over sets of that size: the numbers with the smallest 128-bit words.
 
     Args:
-        size: from 0 to n; two words are the same with probability at most n^2 / 2^129. key: as `rounded_normal`.
+        size: from 0 to n; two words are equal with probability at most n^2 / 2^129. key: as in `rounded_normal`.
     """
     if not 0 <= size <= n:
         raise ConfigError(f"a sample of a fixed size holds from 0 to {n} of {n}, got {size}")
@@ -131,7 +131,7 @@ def fixed_sample(size: int, n: int, key: bytes) -> Integers:
 
 
 def _stream(key: bytes, n: int) -> Words:
-    """The first n words of 64 bits of AES-256 in counter mode."""
+    """Return the first n 64-bit words of AES-256 in counter mode."""
     _checked(0.0, n, key)
     blocks = (_words(key, first, min(_PAIRS, (n + 1) // 2 - first)) for first in range(0, (n + 1) // 2, _PAIRS))
     return np.concatenate([np.empty(0, np.uint64), *(block.reshape(-1) for block in blocks)])[:n]
@@ -155,7 +155,7 @@ def _checked(std: float | Floats, n: int, key: bytes) -> float | Floats:
 
 
 def _draws(draw: Callable[[int], _Undecided], starts: range, threads: int) -> Iterator[_Undecided]:
-    """`draw` of each start, in order, by at most `threads` threads."""
+    """Yield `draw` of each start, in order, computed by at most `threads` threads."""
     if min(threads, len(starts)) < 2:
         yield from map(draw, starts)
         return
@@ -164,21 +164,21 @@ def _draws(draw: Callable[[int], _Undecided], starts: range, threads: int) -> It
 
 
 def _words(key: bytes, first: int, pairs: int) -> Words:
-    """The 64-bit words (b, c) [pairs, 2] of the pairs from `first` on: pair j is block j of AES-256 in counter mode."""
+    """Return the 64-bit words (b, c) [pairs, 2] of the pairs from `first` on: pair j is block j of AES-256 in counter mode."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     stream = Cipher(algorithms.AES(key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
-    words = np.empty(16 * (pairs + 1), np.uint8)  # one pair more, for which the cipher asks
+    words = np.empty(16 * (pairs + 1), np.uint8)  # one more pair, which the cipher requires
     stream.update_into(memoryview(_ZEROS)[: 16 * pairs], words.data)
     return words.view("<u8").reshape(-1, 2)[:pairs]
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _round_block(words: Words, std: float | Floats, out: Integers) -> Integers:
-    """Round the coordinates of one block into `out` [n]; returns the indices of those that float64 cannot decide.
+    """Round the coordinates of one block into `out` [n]; return the indices of those that float64 cannot decide.
 
     Args:
-        words: of each pair [ceil(n / 2), 2]. std: one number or one per coordinate [n].
+        words: of the pairs [ceil(n / 2), 2]. std: one number or one per coordinate [n].
     """
     n = len(out)
     b, c = words[:, 0], words[:, 1]
@@ -205,7 +205,7 @@ def _round_block(words: Words, std: float | Floats, out: Integers) -> Integers:
 
 
 def _uniform(b: Words) -> Floats:
-    """b 2^-64, rounded once: each half is exact. (numpy converts unsigned words with a branch that guesses the top bit.)"""
+    """Return b 2^-64, rounded once, from two exact halves: numpy's conversion of unsigned words branches on the top bit."""
     halves = b[:, np.newaxis].view("<u4")
     uniform = halves[:, 1] * 2.0**-32
     uniform += halves[:, 0] * 2.0**-64
@@ -213,12 +213,12 @@ def _uniform(b: Words) -> Floats:
 
 
 def _log(x: Floats) -> Floats:
-    """Natural logarithm; within Assumption A."""
+    """Return the natural logarithm, within Assumption A."""
     return np.log(x)
 
 
 def _cos_sin(angle: Floats) -> tuple[Floats, Floats]:
-    """Cosine and sine, by torch (four times as fast as numpy); within Assumption A."""
+    """Return cosine and sine by torch, four times as fast as numpy, within Assumption A."""
     import torch
 
     angles = torch.from_numpy(angle)
@@ -226,10 +226,10 @@ def _cos_sin(angle: Floats) -> tuple[Floats, Floats]:
 
 
 def _decide(key: bytes, coordinate: int, b: int, c: int, std: float) -> int:
-    """The correct rounding of one coordinate, with as many further bits of U and V as it takes.
+    """Return the correct rounding of one coordinate, using as many further bits of U and V as needed.
 
-    At p bits, u <= 2^p U < u + 1, and likewise v. The ideal value is then within std (2 / (u r) + 2 pi r 2^-p) of the one
-    computed from u and v, and the arithmetic (64 bits more) adds less than std r 2^-p + 2^-p.
+    At p bits, u <= 2^p U < u + 1, and likewise v. The ideal value is then within std (2 / (u r) + 2 pi r 2^-p) of the value
+    computed from u and v, and the arithmetic (with 64 more bits) adds less than std r 2^-p + 2^-p.
     """
     with _mpmath_lock:
         mp = _mpmath()
@@ -251,14 +251,14 @@ def _decide(key: bytes, coordinate: int, b: int, c: int, std: float) -> int:
 
 
 def _more_bits(key: bytes, pair: int, bits: int) -> tuple[int, int]:
-    """The next `bits` bits of U and of V of a pair; fewer bits are a prefix of more."""
+    """Return the next `bits` bits of U and of V of a pair; fewer bits are a prefix of more."""
     U, V = (hashlib.shake_256(key + name + pair.to_bytes(16, "big")).digest(bits // 8) for name in (b"U", b"V"))
     return int.from_bytes(U, "big"), int.from_bytes(V, "big")
 
 
 @functools.cache
 def _mpmath() -> Any:
-    """An arithmetic of its own precision. Its constants are shared by the process, hence the lock."""
+    """Return an mpmath context with a private precision. Its constants are shared in the process, hence the lock."""
     import mpmath
 
     return mpmath.MPContext()

@@ -31,7 +31,7 @@ def per_layer(value: float | object, layout: Layout) -> list[float]:
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """Return the exact mu of one joint Gaussian release of the update and all extras, or a reason; see `update_mu`."""
+    """Return the exact mu of one joint Gaussian release of the update and all extras, or a reason (see `update_mu`)."""
     mus: list[float] = []
     for name, extra in plan.extras.items():
         if not extra.noise_std:
@@ -48,8 +48,8 @@ def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float
         factor: 1 for zero-out, 2 for replace-one adjacency.
         shares: number of independent upload noises in the adversary's view (n for a sum of n noisy uploads, else 1).
 
-    With a single clip, the worst shift of norm `factor * clip` lies in the layer with the least noise. With layer clips, mu is the
-    norm of the shifts in units of their noise; with both, a fractional knapsack (see fedveil.accounting.gaussian).
+    With a single clip, the worst shift of norm `factor * clip` lies in the layer with the least noise. With layer clips, mu is
+    the norm of the shifts in units of their noise; with both, a fractional knapsack (see fedveil.accounting.gaussian).
     """
     layers = active_layers(plan, layout)
     if not layers:

@@ -1,1 +1,1 @@
-"""What is learned: losses, metrics, and what targets look like; one file per task."""
+"""Learning tasks: losses, metrics and the form of targets; one file per task."""

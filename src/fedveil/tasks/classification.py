@@ -1,4 +1,4 @@
-"""Classification: one class for each example, yes or no, or any number of labels."""
+"""Classification: one of several classes, one of two classes, or any number of labels."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Classification(Task):
     class_weights: tuple[Weight, ...] | None = None
 
     def check(self, info: Info) -> None:
-        """One class an example, and a weight for each class where there are any."""
+        """Require one class per example and, if weights are given, one for each class."""
         need_classes(self.name, info)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
 
     @property
     def largest_weight(self) -> float:
-        """That of all classes."""
+        """Return the largest weight of a class."""
         return max(self.class_weights or (1.0,))
 
     def example_weights(self, target: Tensor) -> Tensor | None:
@@ -55,14 +55,14 @@ class Classification(Task):
         return None if self.class_weights is None else weights_of(self.class_weights, target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy, times the weight of the class."""
+        """Return the cross-entropy times the weight of the class."""
         from torch.nn import functional as F
 
         each = F.cross_entropy(output, target, reduction="none")
         return each if self.class_weights is None else each * output.new_tensor(self.class_weights)[target]
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean of `losses`."""
         from torch.nn import functional as F
 
         return F.cross_entropy(output, target) if self.class_weights is None else super().loss(output, target)
@@ -72,7 +72,7 @@ class Classification(Task):
         return output.argmax(1)
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Macro figures are plain means over the classes that occur; a class never predicted has precision 0."""
+        """Return the metrics; macro figures are plain means over the classes that occur, with precision 0 if never predicted."""
         from fedveil.tasks.scores import class_scores, macro_auc
 
         output, target = evidence
@@ -83,7 +83,7 @@ class Classification(Task):
         return float(target.bincount().max()) / len(target)
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
-        """Accuracy by client."""
+        """Return the accuracy of each client."""
         from fedveil.tasks.scores import means_by_client
 
         output, target = evidence
@@ -112,18 +112,18 @@ class Binary(Task):
     positive_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def check(self, info: Info) -> None:
-        """Two classes."""
+        """Require two classes."""
         need_classes(self.name, info)
         if info.classes != 2:
             raise ConfigError(f"task.name = 'binary' learns 2 classes, and {info.name} has {info.classes}: take 'classification'")
 
     def outputs(self, info: Info) -> int:
-        """One logit."""
+        """Return 1, for one logit."""
         return 1
 
     @property
     def largest_weight(self) -> float:
-        """That of both classes."""
+        """Return the larger weight of the two classes."""
         return max(1.0, self.positive_weight)
 
     def example_weights(self, target: Tensor) -> Tensor | None:
@@ -131,7 +131,7 @@ class Binary(Task):
         return None if self.positive_weight == 1 else weights_of((1.0, self.positive_weight), target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Binary cross-entropy, times the weight of class 1 where it is the target."""
+        """Return the binary cross-entropy, times the weight of class 1 if that is the target."""
         from torch.nn import functional as F
 
         weight = None if self.positive_weight == 1 else output.new_tensor(self.positive_weight)
@@ -139,11 +139,11 @@ class Binary(Task):
         return F.binary_cross_entropy_with_logits(logit, target.to(output.dtype), reduction="none", pos_weight=weight)
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Return 1 where class 1 is at least as likely as class 0, else 0."""
+        """Return 1 if class 1 is at least as likely as class 0, else 0."""
         return (output.reshape(-1) >= 0).long()
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Class 1 is predicted from probability one half on; AUC and average precision ask for the order alone."""
+        """Return the metrics; class 1 is predicted at probability >= 1/2, while AUC and average precision use the order only."""
         from fedveil.tasks.scores import auc, average_precision, class_scores
 
         logit, target = evidence[0].reshape(-1), evidence[1]
@@ -157,11 +157,11 @@ class Binary(Task):
         }
 
     def trivial(self, target: Tensor) -> float | None:
-        """Return the AUC of an order by chance; None where all examples are of one class."""
+        """Return the AUC of a random order; None if all examples are of one class."""
         return None if bool((target == target[0]).all()) else 0.5
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
-        """The AUC by client; None where all its examples are of one class."""
+        """Return the AUC of each client; None if all its examples are of one class."""
         from fedveil.tasks.scores import auc
 
         logit, target = evidence[0].reshape(-1), evidence[1]
@@ -189,42 +189,42 @@ class MultiLabel(Task):
     positive_weights: tuple[Weight, ...] | None = None
 
     def check(self, info: Info) -> None:
-        """A row of zeros and ones, and a weight for each label where there are any."""
+        """Require a row of zeros and ones and, if weights are given, one for each label."""
         need_quantities(self.name, info, "a 0 or 1 for each label")
         if len(info.target.shape) != 1:
             raise ConfigError(f"task.name = 'multi-label' needs targets of shape (labels,); {info.name} has {info.target.shape}")
         need_weights("positive_weights", self.positive_weights, info, "labels", info.target.shape[0])
 
     def wrong_targets(self, target: NDArray[Any]) -> str:
-        """All are 0 or 1."""
+        """Refuse values other than 0 and 1."""
         return "" if np.isin(target, (0, 1)).all() else "labels other than 0 and 1"
 
     @property
     def largest_weight(self) -> float:
-        """That of an example with every label whose weight is above 1, and no other."""
+        """Return the weight of an example that has exactly the labels of weight above 1."""
         weights = self.positive_weights or (1.0,)
         return sum(max(1.0, weight) for weight in weights) / len(weights)
 
     def example_weights(self, target: Tensor) -> Tensor | None:
-        """Return the mean weight of each example's labels; how its labels weigh against each other is in its gradient."""
+        """Return the mean weight of each example's labels; their weights relative to each other are part of the gradient."""
         if self.positive_weights is None:
             return None
         weights = weights_of(self.positive_weights, target)
         return weights.where(target == 1, weights.new_ones(())).mean(1)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over the labels."""
+        """Return the mean over the labels."""
         from torch.nn import functional as F
 
         weights = None if self.positive_weights is None else output.new_tensor(self.positive_weights)
         return F.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weights).mean(1)
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Return 1 for each label that is at least as likely as not, else 0."""
+        """Return 1 for each label of probability >= 1/2, else 0."""
         return (output >= 0).long()
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """A label is predicted from probability one half on; the AUC is a mean over labels of which both kinds occur."""
+        """Return the metrics; a label is predicted at probability >= 1/2, and the AUC is a mean over labels with both values."""
         from fedveil.tasks.scores import mean_auc
 
         output, target = evidence
@@ -238,7 +238,7 @@ class MultiLabel(Task):
         }
 
     def trivial(self, target: Tensor) -> float:
-        """Return the F1 score of always the same labels, as many of the commonest ones as score best."""
+        """Return the F1 score of the best constant set of labels: the most frequent ones, in the best number."""
         import torch
 
         counts = target.double().sum(0).sort(descending=True).values

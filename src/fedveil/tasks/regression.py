@@ -1,4 +1,4 @@
-"""Quantities."""
+"""Regression of one or several quantities."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Regression(Task):
     """One or several quantities: the network learns (target - mean) / scale.
 
-    error: what the loss is the mean of; Huber's is quadratic up to `huber`. mean, scale: public constants in the unit of the
-    target, not computed from private data. Metrics are in the unit of the target.
+    error: the loss is its mean; Huber's is quadratic up to `huber`. mean, scale: public constants in the unit of the target, not
+    computed from private data. Metrics are in the unit of the target.
     """
 
     metrics: ClassVar = (
@@ -37,31 +37,31 @@ class Regression(Task):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def check(self, info: Info) -> None:
-        """Targets are quantities."""
+        """Require targets that are quantities."""
         need_quantities(self.name, info)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over the numbers of a target."""
+        """Return the mean error over the numbers of each target."""
         from torch.nn import functional as F
 
         wanted = (target - self.mean) / self.scale
         if output.numel() != wanted.numel():
             given, needed = output[0].numel(), wanted[0].numel()
             raise ValueError(f"it gives {given} for each example: set the width of its last layer to {needed}")
-        found = output.reshape(wanted.shape)
+        predicted = output.reshape(wanted.shape)
         if self.error == "huber":
-            each = F.huber_loss(found, wanted, reduction="none", delta=self.huber)
+            each = F.huber_loss(predicted, wanted, reduction="none", delta=self.huber)
         else:
-            each = (F.mse_loss if self.error == "squared" else F.l1_loss)(found, wanted, reduction="none")
+            each = (F.mse_loss if self.error == "squared" else F.l1_loss)(predicted, wanted, reduction="none")
         return each.reshape(len(each), -1).mean(1)
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Return the quantities in the units of the target; [n] where it is one number."""
-        found = output * self.scale + self.mean
-        return found.reshape(-1) if found[:1].numel() == 1 else found
+        """Return the quantities in the unit of the target, as [n] if it is one number."""
+        quantities = output * self.scale + self.mean
+        return quantities.reshape(-1) if quantities[:1].numel() == 1 else quantities
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """R² is over all numbers together, against the mean of each number over the test set."""
+        """Return the metrics; R² is over all numbers together, relative to each number's mean over the test set."""
         output, target = evidence
         error = output.reshape(target.shape).double() * self.scale + self.mean - target.double()
         spread = (target.double() - target.double().mean(0)).square().sum()
@@ -72,6 +72,6 @@ class Regression(Task):
         }
 
     def trivial(self, target: Tensor) -> float:
-        """Return the RMSE of always the mean of each number."""
+        """Return the RMSE of predicting each number's mean."""
         exact = target.double()
         return float((exact - exact.mean(0)).square().mean().sqrt())

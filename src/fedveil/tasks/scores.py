@@ -1,4 +1,4 @@
-"""Metrics of tasks, on the CPU. What sorts is in numpy, which sorts ten times as fast as torch."""
+"""Metrics of tasks, on the CPU. Sorting is done by numpy, which is ten times as fast as torch."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 def confusion(predicted: Tensor, actual: Tensor, classes: int) -> Tensor:
-    """Counts [actual, predicted] of class numbers [n]."""
+    """Return counts [actual, predicted] of class numbers [n]."""
     return torch.bincount(actual * classes + predicted, minlength=classes * classes).view(classes, classes)
 
 
 def class_scores(predicted: Tensor, actual: Tensor, classes: int) -> dict[str, float]:
-    """Accuracy, macro precision, recall and F1 of predicted classes [n], and the share of the commonest class.
+    """Return accuracy, macro precision, recall and F1 of predicted classes [n], and the share of the most frequent class.
 
-    Macro figures are plain means over the classes that occur; a class never predicted has precision 0.
+    Macro figures are plain means over the classes that occur; a class that is never predicted has precision 0.
     """
     table = confusion(predicted, actual, classes).double()
-    hit, known, guessed = table.diagonal(), table.sum(1), table.sum(0)
-    seen = known > 0
-    precision, recall = hit / guessed.clamp_min(1), hit / known.clamp_min(1)
+    hit, actual_counts, predicted_counts = table.diagonal(), table.sum(1), table.sum(0)
+    occurring = actual_counts > 0
+    precision, recall = hit / predicted_counts.clamp_min(1), hit / actual_counts.clamp_min(1)
     f1 = 2 * precision * recall / (precision + recall).clamp_min(1e-12)
     macro = {"precision": precision, "recall": recall, "f1": f1}
-    means = {name: float(values[seen].mean()) for name, values in macro.items()}
-    return {"accuracy": float(hit.sum() / table.sum()), **means, "majority": float(known.max() / table.sum())}
+    means = {name: float(values[occurring].mean()) for name, values in macro.items()}
+    return {"accuracy": float(hit.sum() / table.sum()), **means, "majority": float(actual_counts.max() / table.sum())}
 
 
 def auc(scores: Tensor, positive: Tensor) -> float:
-    """Area under the ROC curve: the chance that a positive example scores higher than a negative one, ties half.
+    """Return the area under the ROC curve: the probability that a positive example scores above a negative one, ties half.
 
     Args:
         scores: [n]. positive: [n], bool.
 
     Returns:
-        NaN where all examples are of one kind.
+        NaN if all examples are of one kind.
     """
     values, kind = scores.numpy(), positive.numpy()
     good, bad = np.sort(values[kind]), np.sort(values[~kind])
@@ -51,7 +51,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """The mean over the positive examples of the precision at each one's score; NaN without any.
+    """Return the mean, over the positive examples, of the precision at each one's score; NaN without any.
 
     Args:
         scores: [n]. positive: [n], bool.
@@ -60,24 +60,24 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
     hits = np.cumsum(positive.numpy()[order])
     if not len(hits) or not hits[-1]:
         return math.nan
-    last = np.flatnonzero(np.append(np.diff(scores.numpy()[order]) != 0, True))  # ties are found together
+    last = np.flatnonzero(np.append(np.diff(scores.numpy()[order]) != 0, True))  # ties share one threshold
     return float((np.diff(hits[last], prepend=0) * hits[last] / (last + 1)).sum() / hits[-1])
 
 
 def macro_auc(scores: Tensor, actual: Tensor) -> float:
-    """The mean over the classes that occur of the AUC of each class against the rest; scores [n, classes], actual [n]."""
+    """Return the mean over the classes that occur of the AUC of a class against the rest; scores [n, classes], actual [n]."""
     return mean_auc(scores, actual[None] == torch.arange(scores.shape[1])[:, None])
 
 
 def mean_auc(scores: Tensor, positive: Tensor) -> float:
-    """The mean AUC of the columns of scores [n, columns] of which both kinds occur; their kinds are rows [columns, n]."""
-    found = [auc(column, kind) for column, kind in zip(scores.T.contiguous(), positive, strict=True)]
-    known = [value for value in found if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    """Return the mean AUC of the columns of scores [n, columns] for which both kinds occur in `positive` [columns, n]."""
+    values = [auc(column, kind) for column, kind in zip(scores.T.contiguous(), positive, strict=True)]
+    defined = [value for value in values if not math.isnan(value)]
+    return sum(defined) / len(defined) if defined else math.nan
 
 
 def means_by_client(values: Tensor, offsets: NDArray[np.int64]) -> list[float | None]:
-    """The mean of values [n] over each client's stretch offsets[i] to offsets[i + 1]; None for an empty one."""
+    """Return the mean of values [n] over each client's range offsets[i] to offsets[i + 1]; None for an empty range."""
     sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
     lo, hi = torch.from_numpy(offsets[:-1]), torch.from_numpy(offsets[1:])
     sizes = (hi - lo).tolist()
@@ -85,25 +85,29 @@ def means_by_client(values: Tensor, offsets: NDArray[np.int64]) -> list[float | 
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
-    """Harrell's C: of the pairs of which one is known to have lived shorter, the share in which its risk is higher; ties half.
+    """Return Harrell's C: the share of comparable pairs in which the shorter survivor has the higher risk, ties half.
+
+    A pair is comparable if one of the two is known to have survived for a shorter time.
 
     Args:
-        risk, time: [n]. event: [n], bool; False where `time` is only known to be survived.
+        risk, time: [n]. event: [n], bool; False if the example was censored at `time`.
 
     Returns:
-        NaN without such a pair.
+        NaN without a comparable pair.
     """
-    order = np.lexsort((event.numpy(), -time.numpy()))  # the last comes first, and before an event who was lost at its time
+    order = np.lexsort((event.numpy(), -time.numpy()))  # longest time first, and at equal times censored before events
     risks, times, events = (part.numpy()[order] for part in (risk, -time, event))
     first, end = (np.searchsorted(times, times, side) for side in ("left", "right"))
     lost = np.concatenate([[0], np.cumsum(~events)])
-    longer = first + lost[end] - lost[first]  # how many at the start of the order are known to have lived longer
-    found, size = 0.0, 256
+    longer = first + lost[end] - lost[first]  # number of examples, from the start of the order, known to have survived longer
+    concordant, size = 0.0, 256
     for start in range(0, len(order), size):
         here = events & (longer >= start) & (longer < start + size)
-        own, known, rest = risks[here, None], np.sort(risks[:start]), risks[start : start + size]
-        found += sum(np.searchsorted(known, own, side).sum(dtype=np.float64) for side in ("left", "right")) / 2
+        event_risks, longer_risks, rest = risks[here, None], np.sort(risks[:start]), risks[start : start + size]
+        concordant += (
+            sum(np.searchsorted(longer_risks, event_risks, side).sum(dtype=np.float64) for side in ("left", "right")) / 2
+        )
         counts = np.arange(start, start + len(rest)) < longer[here, None]
-        found += (counts * ((rest < own) + 0.5 * (rest == own))).sum()
+        concordant += (counts * ((rest < event_risks) + 0.5 * (rest == event_risks))).sum()
     pairs = int(longer[events].sum())
-    return float(found) / pairs if pairs else math.nan
+    return float(concordant) / pairs if pairs else math.nan

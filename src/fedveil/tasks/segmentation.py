@@ -1,4 +1,4 @@
-"""One class for each place of a picture."""
+"""Segmentation: one class for each place of a picture."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Weighed = TypeVar("Weighed", float, "Tensor")
 class Segmentation(Task):
     """A class for each place of a picture: cross-entropy plus Dice loss.
 
-    cross_entropy, dice: what the mean cross-entropy of the places, and the Dice loss, are multiplied by. class_weights: factor of
-    the cross-entropy at the places of each class.
-    The Dice loss is 1 - the mean over classes of (2 |p g| + smooth) / (|p| + |g| + smooth), p being probabilities and g the
-    places of the class, both of one example (Milletari et al. 2016, without squares). Places that are IGNORED count nowhere.
+    cross_entropy, dice: factors of the mean cross-entropy of the places and of the Dice loss. class_weights: factor of the
+    cross-entropy at the places of each class.
+    The Dice loss is 1 - the mean over classes of (2 |p g| + smooth) / (|p| + |g| + smooth), with probabilities p and places g
+    of the class in one example (Milletari et al. 2016, without squares). IGNORED places do not count.
     All constants are public.
     """
 
@@ -50,22 +50,22 @@ class Segmentation(Task):
         return self
 
     def check(self, info: Info) -> None:
-        """A picture of classes, and a weight for each class where there are any."""
+        """Require pictures of classes and, if weights are given, one for each class."""
         need_classes(self.name, info, 2)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
 
     @property
     def largest_weight(self) -> float:
-        """That of an example of the class that weighs most; the Dice loss weighs 1."""
+        """Return the weight of an example of the class of largest weight; the Dice loss has weight 1."""
         return self._with_dice(max(self.class_weights or (1.0,)))
 
     def example_weights(self, target: Tensor) -> Tensor | None:
-        """Return the mean weight of each example's places; how its places weigh against each other is in its gradient."""
+        """Return the mean weight of each example's places; their weights relative to each other are part of the gradient."""
         if self.class_weights is None:
             return None
-        known = (target != IGNORED).flatten(1)
+        counted = (target != IGNORED).flatten(1)
         each = weights_of(self.class_weights, target)[target.where(target != IGNORED, 0)].flatten(1)
-        return self._with_dice((each * known).sum(1) / known.sum(1).clamp_min(1))
+        return self._with_dice((each * counted).sum(1) / counted.sum(1).clamp_min(1))
 
     def _with_dice(self, weight: Weighed) -> Weighed:
         return (self.cross_entropy * weight + self.dice) / (self.cross_entropy + self.dice)
@@ -75,43 +75,43 @@ class Segmentation(Task):
         return output.argmax(1)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The weighted sum of both."""
+        """Return the weighted sum of cross-entropy and Dice loss."""
         from torch.nn import functional as F
 
-        known = (target != IGNORED).flatten(1)
+        counted = (target != IGNORED).flatten(1)
         weights = None if self.class_weights is None else output.new_tensor(self.class_weights)
         each = F.cross_entropy(output, target, weights, ignore_index=IGNORED, reduction="none").flatten(1)
-        loss = self.cross_entropy * each.sum(1) / known.sum(1).clamp_min(1)
-        return loss + self.dice * self._dice(output, target, known) if self.dice else loss
+        loss = self.cross_entropy * each.sum(1) / counted.sum(1).clamp_min(1)
+        return loss + self.dice * self._dice(output, target, counted) if self.dice else loss
 
-    def _dice(self, output: Tensor, target: Tensor, known: Tensor) -> Tensor:
+    def _dice(self, output: Tensor, target: Tensor, counted: Tensor) -> Tensor:
         import torch
 
         classes = torch.arange(output.shape[1], device=output.device)[None, :, None]
-        found = output.softmax(1).flatten(2) * known[:, None]
+        predicted = output.softmax(1).flatten(2) * counted[:, None]
         actual = (target.flatten(1)[:, None] == classes).to(output.dtype)
-        both, sizes = (found * actual).sum(2), found.sum(2) + actual.sum(2)
+        both, sizes = (predicted * actual).sum(2), predicted.sum(2) + actual.sum(2)
         return 1 - ((2 * both + self.smooth) / (sizes + self.smooth)).mean(1)
 
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
-        """Losses [n], and for each class the places where it is right, actual and found [n, 3, C]: no pictures are kept."""
+        """Return losses [n], and counts [n, 3, C] of correct, actual and predicted places per class; no pictures are stored."""
         import torch
 
         n, classes = output.shape[:2]
-        found = output.flatten(2).max(1).indices  # ten times as fast as argmax
+        predicted = output.flatten(2).max(1).indices  # ten times as fast as argmax
         actual = torch.where(target == IGNORED, classes, target).flatten(1)
-        pairs = (torch.arange(n)[:, None] * (classes + 1) + actual) * classes + found
+        pairs = (torch.arange(n)[:, None] * (classes + 1) + actual) * classes + predicted
         table = torch.bincount(pairs.flatten(), minlength=n * (classes + 1) * classes).view(n, classes + 1, classes)[:, :classes]
         return self.losses(output, target), torch.stack([table.diagonal(dim1=1, dim2=2), table.sum(2), table.sum(1)], 1)
 
     def test_loss(self, *evidence: Tensor) -> float:
-        """The mean over the examples."""
+        """Return the mean over the examples."""
         return float(evidence[0].mean())
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Over the places of all examples together; the mean is over the classes that are found or actual anywhere."""
-        right, actual, found = evidence[1].sum(0).double()
-        either, places = found + actual - right, actual.sum().clamp_min(1)
+        """Return the metrics over all places; the mean IoU is over the classes that occur in targets or predictions."""
+        right, actual, predicted = evidence[1].sum(0).double()
+        either, places = predicted + actual - right, actual.sum().clamp_min(1)
         return {
             "iou": float((right / either)[either > 0].mean()),
             "pixel_accuracy": float(right.sum() / places),
@@ -119,6 +119,6 @@ class Segmentation(Task):
         }
 
     def trivial(self, target: Tensor) -> float | None:
-        """Return the mean IoU of always the commonest class; None where no place counts."""
+        """Return the mean IoU of always predicting the most frequent class; None if no place counts."""
         counts = target[target != IGNORED].bincount()
         return float(counts.max() / counts.sum() / (counts > 0).sum()) if len(counts) else None

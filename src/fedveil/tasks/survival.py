@@ -1,4 +1,4 @@
-"""How long until something happens, where many are only known to have come so far."""
+"""Survival analysis: the time until an event, with censored observations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class Survival(Task):
     """The time until an event, which many are only known to have reached without it: Cox regression or discrete hazards.
 
-    A target is (time, event), in float32: the event is 1 if it happened then, and 0 if it had not yet.
-    likelihood: `cox`, the partial likelihood of proportional hazards, of one score, the logarithm of the risk. It compares each
-    event with everybody in the batch who was still there, so it is no mean over examples: client level only. `hazards`: a logit
-    for each interval between `edges`, that the event happens there if it has not before (Gensheimer and Narasimhan 2019); a
-    mean over examples, for record level too.
-    ties: of events at the same time in `cox`, after Efron or Breslow. edges: ends of the intervals, from 0 on; public.
+    A target is (time, event), in float32: the event is 1 if it happened at that time, and 0 if it had not happened yet.
+    likelihood: `cox`, the partial likelihood of proportional hazards, with one score, the logarithm of the risk. It compares each
+    event with all examples of the batch still at risk, so it is not a mean over examples: client level only. `hazards`: a logit
+    for each interval between `edges`, of an event there if none happened before (Gensheimer and Narasimhan 2019); it is a mean
+    over examples, for record level too.
+    ties: treatment of simultaneous events in `cox`, by Efron or Breslow. edges: ends of the intervals, from 0 on; public.
     """
 
     metrics: ClassVar = (Column("concordance", "Concordance index", "C", "higher", share=True),)
@@ -50,11 +50,11 @@ class Survival(Task):
 
     @property
     def by_example(self) -> bool:
-        """Whether it is that of `hazards`."""
+        """Return whether the likelihood is `hazards`."""
         return self.likelihood == "hazards"
 
     def check(self, info: Info) -> None:
-        """Two numbers an example."""
+        """Require two numbers per example."""
         need_quantities(self.name, info, "(time, event)")
         if info.target.shape != (2,):
             raise ConfigError(
@@ -62,20 +62,20 @@ class Survival(Task):
             )
 
     def wrong_targets(self, target: NDArray[Any]) -> str:
-        """Times are not negative, events are 0 or 1."""
+        """Refuse negative times, and events other than 0 and 1."""
         if (target[:, 0] < 0).any():
             return "negative times"
         return "" if np.isin(target[:, 1], (0, 1)).all() else "events other than 0 and 1"
 
     def outputs(self, info: Info) -> int:
-        """One score, or one for each interval."""
+        """Return 1, or the number of intervals."""
         return len(self.edges) or 1
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of `hazards`: whoever leaves within an interval has survived those before it.
+        """Return the losses of `hazards`; an example censored within an interval has survived the earlier intervals only.
 
         Raises:
-            ConfigError: with `cox`, which has no loss for each example.
+            ConfigError: the likelihood is `cox`, which has no loss per example.
         """
         import torch
         from torch.nn import functional as F
@@ -89,32 +89,32 @@ class Survival(Task):
         return ((interval < survived) * F.softplus(output) + (happened & (interval == within)) * F.softplus(-output)).sum(1)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of `cox`: the mean over the events of the batch; 0 without any."""
+        """Return the loss of a batch; for `cox` the mean over its events, 0 without any."""
         if self.by_example:
             return super().loss(output, target)
         return _cox(output.reshape(-1), target[:, 0], target[:, 1], self.ties == "efron")
 
     def predictions(self, output: Tensor) -> Tensor:
-        """Return the risk [n]; of `hazards` it is higher the fewer intervals one is expected to survive."""
+        """Return the risk [n]; for `hazards`, minus the expected number of survived intervals."""
         return -output.neg().sigmoid().cumprod(1).sum(1) if self.by_example else output.reshape(-1)
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Harrell's C."""
+        """Return Harrell's C."""
         from fedveil.tasks.scores import concordance
 
         output, target = evidence
         return {"concordance": concordance(self.predictions(output), target[:, 0], target[:, 1] == 1)}
 
     def trivial(self, target: Tensor) -> float:
-        """Return the concordance of an order by chance."""
+        """Return the concordance of a random order."""
         return 0.5
 
 
 def _cox(score: Tensor, time: Tensor, event: Tensor, efron: bool) -> Tensor:
-    """The negative logarithm of the partial likelihood, by event.
+    """Return the negative log partial likelihood, averaged over events.
 
-    Of d events at one time, the l-th (from 0) has the risk of all who were there, less l / d of that of the d (Efron 1977);
-    after Breslow (1974) nothing is taken off.
+    Of d simultaneous events, the l-th (from 0) has the risk of all examples at risk, minus l / d of the risk of the d events
+    (Efron 1977); Breslow (1974) subtracts nothing.
     """
     import torch
 
@@ -122,11 +122,11 @@ def _cox(score: Tensor, time: Tensor, event: Tensor, efron: bool) -> Tensor:
     score, event = score[order], event[order]
     group = torch.cat([time.new_zeros(1), (time[1:] != time[:-1]).cumsum(0)]).long()
     last = torch.searchsorted(group, group, right=True) - 1
-    risk = score.logcumsumexp(0)[last]  # of all who were still there
+    risk = score.logcumsumexp(0)[last]  # of all examples still at risk
     each = risk
     if efron:
         zeros = score.new_zeros(len(score))
-        tied = zeros.index_add(0, group, event * (score - risk).exp())[group]  # the share of the d in it
+        tied = zeros.index_add(0, group, event * (score - risk).exp())[group]  # the share of the simultaneous events in it
         deaths = zeros.index_add(0, group, event)
         earlier = event * (event.cumsum(0) - event - (deaths.cumsum(0) - deaths)[group])
         each = risk + torch.log1p(-earlier / deaths[group].clamp_min(1) * tied)

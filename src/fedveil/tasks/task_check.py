@@ -1,4 +1,4 @@
-"""Whether a task does what it says: asked once, on a few examples of the public test set, before anything is trained."""
+"""Check of a task on a few examples of the public test set, before training."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CLOSE = 1e-4
-"""Relative difference of losses that are the same but for rounding."""
+"""Relative difference that rounding may cause between equal losses."""
 
 
 def check_task(task: Task, output: Tensor, target: Tensor) -> None:
     """Refuse a task whose loss or metrics cannot be used.
 
     Args:
-        output: what the network makes of at least two public examples [n, ...], on the CPU. target: theirs.
+        output: the network's output for at least two public examples [n, ...], on the CPU. target: their targets.
 
     Raises:
-        ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, weights that are none,
-            or other metrics than declared.
+        ConfigError: an error in the task, a result of the wrong shape, NaN, a loss without a gradient, invalid weights, or
+            metrics other than declared.
     """
     _check_loss(task, output, target)
     with _explained(task, output, target):
-        kept = task.evidence(output, target)
-        scores = {name: float(value) for name, value in task.scores(*kept).items()}
-        task.test_loss(*kept)
-    declared, found = {metric.name for metric in task.metrics}, set(scores)
-    if declared != found:
+        evidence = task.evidence(output, target)
+        scores = {name: float(value) for name, value in task.scores(*evidence).items()}
+        task.test_loss(*evidence)
+    declared, given = {metric.name for metric in task.metrics}, set(scores)
+    if declared != given:
         raise ConfigError(
-            f"task.name = {task.name!r}: `scores` gives {_listed(found)}, and `metrics` declares {_listed(declared)}: both have "
+            f"task.name = {task.name!r}: `scores` gives {_listed(given)}, and `metrics` declares {_listed(declared)}: both have "
             f"to be the same"
         )
 
@@ -62,7 +62,7 @@ def _check_loss(task: Task, output: Tensor, target: Tensor) -> None:
 
 @contextmanager
 def _explained(task: Task, output: Tensor, target: Tensor) -> Iterator[None]:
-    """Say where the task's own code failed, and on what."""
+    """Convert an error of the task's code to a ConfigError with the shapes of its input."""
     try:
         yield
     except ConfigError:
@@ -76,7 +76,7 @@ def _explained(task: Task, output: Tensor, target: Tensor) -> Iterator[None]:
 
 
 def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a loss of another shape, one that is not finite, and one that nothing is learned from."""
+    """Refuse a loss of the wrong shape, a loss that is not finite, and a loss without a gradient."""
     wanted = "[n], one for each example" if shape else "one number"
     problem = ""
     if not isinstance(value, torch.Tensor) or value.shape != shape or not value.is_floating_point():
@@ -90,7 +90,7 @@ def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None
 
 
 def _check_weights(task: Task, target: Tensor) -> None:
-    """Refuse weights of examples that are not one positive number each, or above what the task says is the largest."""
+    """Refuse example weights that are not one positive number each, or exceed the task's `largest_weight`."""
     weights = task.example_weights(target)
     if weights is None:
         return

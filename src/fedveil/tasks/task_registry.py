@@ -1,4 +1,4 @@
-"""The tasks by name. Adding one is one file and one line here; a project's own are registered by its plugins."""
+"""Tasks by name. A built-in task is one file and one line here; plugins register user-defined tasks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TASKS: Registry[type[Task]] = Registry(
 
 
 def register_task(kind: type[Kind]) -> type[Kind]:
-    """Make a task of one's own known by its name: a decorator of its class.
+    """Register a user-defined task by its name; a class decorator.
 
     Raises:
-        ConfigError: it has no name or no loss, or another task has the name.
+        ConfigError: the task has no name or no loss, or another task has the name.
     """
     name = kind.model_fields["name"].default
     if "metrics" in kind.model_fields:
@@ -51,10 +51,10 @@ def register_task(kind: type[Kind]) -> type[Kind]:
 
 
 def task_from(options: Mapping[str, Any]) -> Task:
-    """The task that `options` describe: `name`, and the constants of that task.
+    """Return the task that `options` describe: `name`, and the constants of that task.
 
     Raises:
-        ConfigError: unknown name or constant, impossible value.
+        ConfigError: unknown name or constant, or an invalid value.
     """
     kind = TASKS.find(str(options.get("name")))
     try:
@@ -64,7 +64,7 @@ def task_from(options: Mapping[str, Any]) -> Task:
 
 
 def built_in_task(options: Mapping[str, Any] | None) -> Task | None:
-    """Return the built-in task that `options` describe, or None for a user's task and for options that it does not have."""
+    """Return the built-in task that `options` describe, or None for a user-defined task and for invalid options."""
     kind = TASKS.get(str((options or {"name": "classification"}).get("name")))
     if kind is None or not kind.__module__.startswith("fedveil."):
         return None

@@ -1,4 +1,4 @@
-"""The next token of a text, or those that are masked in it."""
+"""Prediction of the next token, or of masked tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class TokenPrediction(Task):
     """The next or the masked tokens of a sequence: the mean cross-entropy of its places, without those that are IGNORED.
 
-    For the next token, targets are the inputs moved by one; for masked ones, they are IGNORED wherever nothing is masked.
+    For the next token, targets are the inputs shifted by one; for masked tokens, targets are IGNORED at unmasked places.
     """
 
     metrics: ClassVar = (
@@ -31,7 +31,7 @@ class TokenPrediction(Task):
     name: Literal["token-prediction"] = "token-prediction"
 
     def check(self, info: Info) -> None:
-        """A sequence of tokens."""
+        """Require targets that are sequences of tokens."""
         need_classes(self.name, info, 1)
 
     def predictions(self, output: Tensor) -> Tensor:
@@ -39,28 +39,28 @@ class TokenPrediction(Task):
         return output.argmax(2)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over an example's places; 0 where all are IGNORED."""
-        each, known = self._places(output, target)
-        return each.sum(1) / known.sum(1).clamp_min(1)
+        """Return the mean over each example's places; 0 if all are IGNORED."""
+        each, counted = self._places(output, target)
+        return each.sum(1) / counted.sum(1).clamp_min(1)
 
     def _places(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy [n, T], and which places count."""
+        """Return the cross-entropy [n, T], and a mask of the places that count."""
         from torch.nn import functional as F
 
         return F.cross_entropy(output.mT, target, ignore_index=IGNORED, reduction="none"), target != IGNORED
 
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
-        """Of each example the cross-entropies added up, the places that count, and how many are right, each [n]."""
-        each, known = self._places(output, target)
-        return each.double().sum(1), known.sum(1), (output.argmax(2) == target).sum(1)
+        """Return per example [n] the sum of cross-entropies, the number of places that count, and the number of correct ones."""
+        each, counted = self._places(output, target)
+        return each.double().sum(1), counted.sum(1), (output.argmax(2) == target).sum(1)
 
     def test_loss(self, *evidence: Tensor) -> float:
-        """The mean over the examples, as in training."""
+        """Return the mean over the examples, as in training."""
         total, places, _ = evidence
         return float((total / places.clamp_min(1)).mean())
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Over all places together; NaN where none counts."""
+        """Return the metrics over all places together; NaN if no place counts."""
         total, places, right = (float(part.sum()) for part in evidence)
         if not places:
             return dict.fromkeys((column.name for column in self.metrics), math.nan)
@@ -68,7 +68,7 @@ class TokenPrediction(Task):
         return {"perplexity": math.exp(min(nats, 700.0)), "bits": nats / math.log(2), "accuracy": right / places}
 
     def trivial(self, target: Tensor) -> float | None:
-        """Return the perplexity of the tokens' shares, whatever came before; None where no place counts."""
+        """Return the perplexity of the tokens' frequencies, independent of context; None if no place counts."""
         counts = target[target != IGNORED].bincount().double()
         shares = counts[counts > 0] / counts.sum()
         return math.exp(-float((shares * shares.log()).sum())) if len(shares) else None

@@ -99,14 +99,12 @@ def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
     risks, times, events = (part.numpy()[order] for part in (risk, -time, event))
     first, end = (np.searchsorted(times, times, side) for side in ("left", "right"))
     lost = np.concatenate([[0], np.cumsum(~events)])
-    longer = first + lost[end] - lost[first]  # number of examples, from the start of the order, known to have survived longer
+    longer = first + lost[end] - lost[first]  # number of leading examples known to have survived longer
     concordant, size = 0.0, 256
     for start in range(0, len(order), size):
         here = events & (longer >= start) & (longer < start + size)
-        event_risks, longer_risks, rest = risks[here, None], np.sort(risks[:start]), risks[start : start + size]
-        concordant += (
-            sum(np.searchsorted(longer_risks, event_risks, side).sum(dtype=np.float64) for side in ("left", "right")) / 2
-        )
+        event_risks, others, rest = risks[here, None], np.sort(risks[:start]), risks[start : start + size]
+        concordant += sum(np.searchsorted(others, event_risks, side).sum(dtype=np.float64) for side in ("left", "right")) / 2
         counts = np.arange(start, start + len(rest)) < longer[here, None]
         concordant += (counts * ((rest < event_risks) + 0.5 * (rest == event_risks))).sum()
     pairs = int(longer[events].sum())

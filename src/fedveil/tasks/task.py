@@ -172,7 +172,7 @@ class Task(BaseModel):
     def example_weights(self, target: Tensor) -> Tensor | None:
         """Return the weight of each example [n] in `losses`, which depends on its target alone, or None for equal weights.
 
-        DP-SGD applies these weights after clipping, since the clip would remove them.
+        DP-SGD scales the clip of each example by these weights, since a common clip would remove them.
         """
         return None
 

@@ -1,1 +1,1 @@
-"""Local training: one loop, optimisers, and a model as one flat vector."""
+"""Local training: the training loop, optimisers, and models as flat vectors."""

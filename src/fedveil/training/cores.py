@@ -1,4 +1,4 @@
-"""What a process has once for all that it does: cores, threads of torch, random generators, the default type."""
+"""State shared by a whole process: cores, torch threads, random generators and the default type."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedveil.data.seeding import turn
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def process_state() -> Iterator[None]:
-    """Use what all threads of the process share in turns with them; torch's default type is float32 meanwhile, then as before."""
+    """Hold the process-wide lock and set torch's default type to float32; the earlier type is restored at the end."""
     import torch
 
     with turn():
@@ -30,7 +30,7 @@ def process_state() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread of torch meanwhile: how many there are changes the order of sums, and so the last bits of what is trained."""
+    """Limit torch to one thread, because the number of threads changes the order of sums and so the last bits of a model."""
     import torch
 
     threads = torch.get_num_threads()

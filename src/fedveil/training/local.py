@@ -1,6 +1,6 @@
-"""Local training on one client: one loop, with explicit hooks that every method reuses.
+"""Local training on one client: one loop, with hooks for methods.
 
-A method brings a `Client`; the loop brings batches, learning-rate schedules and the optimiser. Gradients come from a
+A method provides a `Client`; the loop provides batches, learning-rate schedules and the optimiser. Gradients come from a
 `GradientSource`: the batch mean, optionally clipped to V, or per-example DP-SGD (see `fedveil.release.dpsgd`).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 State = dict[str, Any]
-"""Plain state: tensors, numbers and strings by name, so that it checkpoints without pickle."""
+"""Plain state: tensors, numbers and strings by name, which are checkpointed without pickle."""
 
 Schedule = Literal["constant", "cyclic", "stage-wise", "iterative"]
 Precision = Literal["float32", "tf32", "bf16"]
@@ -32,21 +32,20 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """What a client does in one round, known before its data are touched.
+    """Specification of a client's round, fixed before its data are touched.
 
     Args:
         epochs: passes over the client's data, when `steps` is None.
         steps: exact number K of batches, cycling through reshuffled passes; overrides `epochs`.
-        batch_size: examples a batch; the last batch of a pass may be short.
+        batch_size: examples per batch; the last batch of a pass may be short.
         batch_clip: V, the L2 bound on each batch gradient, or None.
-        schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in Noisy-FedAvg, Theorem 3:
+        schedule: learning rate of step k (from 0) in round t (from 0) with K steps per round, as in Noisy-FedAvg, Theorem 3:
             constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
-        precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
-            float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
-        pairs: one example alone cannot be learned from, as under batch normalisation of vectors. The last batch of a pass, where
-            it would be one example, joins the batch before it; an example that is alone all the same is normalised by the running
-            statistics.
-        loop: gradients of single examples are taken in a loop, for code that `torch.func.vmap` cannot run.
+        precision: of the forward and backward pass through the network; gradients, optimiser, clip and noise are always float32.
+            `tf32` has an effect on GPUs only, where the engine sets it.
+        pairs: the network cannot learn from a single example, as with batch normalisation of vectors. A last batch of one example
+            is merged into the batch before it; if that is impossible, the example is normalised by the running statistics.
+        loop: compute gradients of single examples in a loop, for code that `torch.func.vmap` cannot run.
     """
 
     epochs: int = 1
@@ -60,30 +59,30 @@ class LocalSpec:
     loop: bool = False
 
     def steps_for(self, examples: int) -> int:
-        """K, the number of steps of a client with that many examples (0 for an empty client)."""
+        """Return K, the number of steps of a client with this many examples (0 for an empty client)."""
         if examples == 0:
             return 0
         return self.steps if self.steps is not None else self.epochs * self.batches_for(examples)
 
     def batches_for(self, examples: int) -> int:
-        """How many batches one pass over so many examples has."""
+        """Return the number of batches in one pass over this many examples."""
         whole, rest = divmod(examples, self.batch_size)
         return whole + int(rest > int(self.pairs and whole > 0))
 
     def batch_sizes(self, examples: int) -> list[int]:
-        """The sizes of these batches, in order."""
+        """Return the sizes of these batches, in order."""
         sizes = [self.batch_size] * self.batches_for(examples)
         sizes[-1:] = [examples - sum(sizes[:-1])]
         return sizes
 
     def gain(self, round: int, step: int, steps: int) -> float:
-        """What of the power of noise in a step's gradient is in the update: with plain SGD; NaN for other optimisers."""
+        """Return the factor from the power of noise in a step's gradient to that in the update; NaN unless it is plain SGD."""
         o = self.optimizer
         plain = o.name == "sgd" and not o.momentum and not o.weight_decay
         return self.learning_rate(round, step, steps) ** 2 if plain else math.nan
 
     def learning_rate(self, round_index: int, step: int, steps: int) -> float:
-        """The learning rate of step `step` of `steps` in round `round_index`."""
+        """Return the learning rate of step `step` of `steps` in round `round_index`."""
         return self.optimizer.lr * _SCHEDULES[self.schedule](round_index, step, steps)
 
 
@@ -96,36 +95,36 @@ _SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 
 
 class PublicPlan(Protocol):
-    """What an objective may read of the plan: bounds and public values, fixed before the data are touched."""
+    """Part of the plan that a client may read: bounds and public values, fixed before the data are touched."""
 
     @property
     def clip(self) -> float:
-        """C, the L2 bound on the whole update."""
+        """Return C, the L2 bound on the whole update."""
         ...
 
     @property
     def broadcast(self) -> Mapping[str, Any]:
-        """Public values from the server, by name."""
+        """Return public values from the server, by name."""
         ...
 
 
 @dataclass
 class Local:
-    """The working set of one client's round; everything in it is private and dies with the round, except `state`.
+    """Working set of one client's round; it is private and is dropped after the round, except `state`.
 
     Attributes:
         model: the network; its `vector` [d] is being trained.
-        start: w, the global model [d] this client received.
-        support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
-        state: this client's private state, where it is a `Remembering`, such as masks or personal weights; else empty.
-        scratch: whatever an objective needs from one batch to the next; it dies with the round.
-        normal: source of standard normals, by number; ask `noise`. client: its number.
-        examples: how many the client has; under DP-SGD, which hides that, the public nominal number.
-        plan: what will leave (a copy of the client's own), or None where that is decided from the update.
-        data: examples and targets for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
-        extras: what leaves beside the update, by the names of the method's release layout; to be set until `finish` returns.
-        noise_power: expected squared norm of the noise drawn inside training, per layer of the update [L]; None without any, NaN
-            where it is not known; see `noised`.
+        start: w, the global model [d] that this client received.
+        support: coordinates that may be released this round as a bool mask [d], or None for all; fixed by the plan.
+        state: private state of a `Remembering` client, such as masks or personal weights; else empty.
+        scratch: values that a client needs between batches; they are dropped after the round.
+        normal: source of n standard normals; call `noise` instead. client: the client's number.
+        examples: number of the client's examples; the public nominal number under DP-SGD, which hides the true one.
+        plan: a copy of the client's plan, or None if the plan is made from the update.
+        data: examples and targets for `begin`, or None under DP-SGD, where only the gradient source may use them.
+        extras: extra vectors of the release, by the names of the method's release layout; set them before `finish` returns.
+        noise_power: expected squared norm of the noise drawn inside training, per layer of the update [L]; None without noise,
+            NaN if it is unknown; see `noised`.
         step: index of the current batch, from 0; `steps` is their number.
     """
 
@@ -150,21 +149,21 @@ class Local:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
     def noise(self, n: int) -> Tensor:
-        """n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
+        """Return n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
         if self.normal is None:
             raise ConfigError("this training loop was given no source of noise: set Local.normal")
         return self.normal(n)
 
     def noised(self, noise_power: Tensor) -> None:
-        """Record that independent noise of that expected squared norm in each layer [L] went into the update, for the history."""
+        """Record independent noise in the update for the history, by its expected squared norm per layer [L]."""
         self.noise_power = noise_power if self.noise_power is None else self.noise_power + noise_power
 
     def noised_gradient(self, noise_power: Tensor) -> None:
-        """Record noise of that power [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
+        """Record noise of this power [L] in the step's gradient, as plain SGD transfers it to the update; NaN otherwise."""
         self.noised(noise_power * self.spec.gain(self.round, self.step, self.steps))
 
     def descend(self) -> None:
-        """One optimiser step along `model.grad` at the scheduled learning rate."""
+        """Make one optimiser step along `model.grad` at the scheduled learning rate."""
         if self.optimizer is None:
             self.optimizer = self.spec.optimizer.build()
         rate = self.spec.learning_rate(self.round, self.step, self.steps)
@@ -172,70 +171,70 @@ class Local:
 
 
 class GradientSource(Protocol):
-    """How a batch becomes a gradient and how a pass is cut into batches."""
+    """Computes the gradient of a batch, and splits a round into batches."""
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         """Write the gradient of the batch into `local.model.grad` and return the loss."""
         ...
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the round, `local.steps` of them."""
+        """Yield the `local.steps` batches of the round."""
         ...
 
 
 class Client(Protocol):
-    """What a method makes of local training; see `Plain` for the ordinary one.
+    """Local training of a method; see `Plain` for the ordinary one.
 
-    It has no memory: `local.state` is empty and cannot be written to, unless it is a `Remembering`. One object serves all
-    clients, and an engine may take their batches in turns: what a client needs from one batch to the next is in its `Local`.
-    Tensors are where `local.start` is, which may be a GPU.
+    It has no memory: `local.state` is empty and read-only, unless the client is a `Remembering`. One object serves all clients,
+    and an engine may interleave their batches, so values needed between batches belong into `Local`. Tensors are on the device
+    of `local.start`, which may be a GPU.
     """
 
     def begin(self, local: Local) -> None:
-        """Set the starting point; `local.model.vector` holds the global model."""
+        """Prepare the round; `local.model.vector` holds the global model."""
         ...
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Use one batch; returns its loss."""
+        """Train on one batch and return its loss."""
         ...
 
     def finish(self, local: Local) -> Tensor:
-        """The private update [d] that goes to the door."""
+        """Return the private update [d] for the door."""
         ...
 
 
 class Remembering:
-    """The base of a `Client` that keeps a private state, `local.state`, from one of its rounds to its next.
+    """Base of a `Client` with a private state, `local.state`, that persists between its rounds.
 
-    What it sends may tell where it took part before, so that no sample of clients counts as drawn afresh.
+    Its uploads may reveal in which rounds it took part, so samples of clients do not count as independent.
     """
 
 
 @runtime_checkable
 class HasPersonalModel(Protocol):
-    """A client whose clients keep a model of their own."""
+    """Client with personal models."""
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """The model [d] that a client with this private state uses, given the global one [d]."""
+        """Return the model [d] that a client with this private state uses, given the global model [d]."""
         ...
 
 
 @runtime_checkable
 class HasMetrics(Protocol):
-    """A policy or a client with figures of its own for the history."""
+    """Policy or client with custom figures for the history."""
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Numbers, or lists of them, read off one state; a round records their mean over its clients.
+        """Return numbers, or lists of numbers, computed from one state; a round records their mean over its clients.
 
-        An attribute `columns` (see `HasColumns`) gives them titles and units; without it their names serve.
-        A client reads private states, so its figures are diagnostics of simulations, as the training loss is.
+        An attribute `columns` (see `HasColumns`) gives them titles and units; otherwise their names are used.
+        A client reads private states, so its figures are diagnostics of simulations, like the training loss.
         """
         ...
 
 
 @dataclass(frozen=True)
 class BatchGradient:
-    """The gradient of a batch's loss, clipped to V when the spec says so."""
+    """Gradient of a batch's loss, clipped to V if the spec sets `batch_clip`."""
 
     task: Task = field(default_factory=Classification)
 
@@ -252,18 +251,18 @@ class BatchGradient:
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         import torch
 
-        left = local.steps
-        while left > 0:
+        remaining = local.steps
+        while remaining > 0:
             order = torch.randperm(len(y), generator=local.generator).to(x.device)
             sizes = local.spec.batch_sizes(len(y))
             shuffled = (torch.split(part.index_select(0, order), sizes) for part in (x, y))
             pairs = list(zip(*shuffled, strict=True))
-            yield from pairs[:left]
-            left -= len(pairs)
+            yield from pairs[:remaining]
+            remaining -= len(pairs)
 
 
 def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a network computes its output."""
+    """Return the context in which a network computes its output."""
     if spec.precision != "bf16":
         return nullcontext()
     import torch
@@ -273,7 +272,7 @@ def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextM
 
 @dataclass(frozen=True)
 class Proximal:
-    """The gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
+    """Gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
 
     alpha: float
 
@@ -285,7 +284,7 @@ class Proximal:
 class Plain:
     """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
 
-    The penalty is added after the batch gradient was clipped, as Noisy-FedProx does.
+    The penalty is added after the batch gradient is clipped, as in Noisy-FedProx.
     """
 
     penalty: Callable[[Local], None] | None = None
@@ -294,7 +293,7 @@ class Plain:
         """Start from the global model."""
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient, penalty, optimiser step."""
+        """Compute the gradient, add the penalty, and make an optimiser step."""
         loss = local.gradient(local, x, y)
         if self.penalty is not None:
             self.penalty(local)
@@ -302,46 +301,46 @@ class Plain:
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The difference between the trained and the received model."""
+        """Return the difference between the trained and the received model."""
         return local.model.vector - local.start
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Any local training, with each client's model as it left it kept in the private state `trained`, to be measured there."""
+    """Local training that stores each client's trained model in the private state `trained`, where it can be measured."""
 
     inner: Client
 
     def begin(self, local: Local) -> None:
-        """As the inner one."""
+        """Begin as the inner client does."""
         self.inner.begin(local)
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """As the inner one."""
+        """Train on one batch as the inner client does."""
         return self.inner.step(local, x, y)
 
     def finish(self, local: Local) -> Tensor:
-        """The inner update; the trained model stays."""
+        """Store the trained model and return the inner client's update."""
         local.scratch["trained"] = local.model.vector.clone()
         return self.inner.finish(local)
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """What the client's last local training gave; the global model if it never took part."""
+        """Return the model of the client's last local training; the global model if it never took part."""
         trained: Tensor = state.get("trained", model)
         return trained
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Those of the inner one."""
+        """Return the figures of the inner client."""
         return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
 
     @property
     def columns(self) -> Sequence[Column]:
-        """Those of the inner one."""
+        """Return the columns of the inner client."""
         return self.inner.columns if isinstance(self.inner, HasColumns) else ()
 
 
 def remembers(client: Client) -> bool:
-    """Whether clients keep a private state for their next rounds."""
+    """Return whether clients have a private state that persists between rounds."""
     return isinstance(client.inner if isinstance(client, Trained) else client, Remembering)
 
 
@@ -366,16 +365,16 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Client) -> tuple[Tensor
     """
     if len(x) != len(y):
         raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
-    local.model.grad.zero_()  # what the client before left there would be added to, where an objective does not call `gradient`
+    local.model.grad.zero_()  # an objective that does not call `gradient` would add to the previous client's values
     local.examples = getattr(local.gradient, "examples", len(y))
     local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
     update, total = follow(local, local.gradient.batches(local, x, y), objective)
-    own = getattr(local.gradient, "losses", None)
-    return update, float(total) / max(local.steps, 1) if own is None else sum(own) / max(len(own), 1)
+    losses = getattr(local.gradient, "losses", None)
+    return update, float(total) / max(local.steps, 1) if losses is None else sum(losses) / max(len(losses), 1)
 
 
 def follow(local: Local, batches: Iterable[tuple[Tensor, Tensor]], objective: Client) -> tuple[Tensor, Tensor]:
-    """The loop of local training: the update [d], and the sum of the batches' losses.
+    """Run the loop of local training; return the update [d] and the sum of the batches' losses.
 
     A model of n stacked clients gives updates [n, d] and sums [n].
     """

@@ -1,7 +1,7 @@
-"""First-order optimisers of one flat vector: torch's own `sgd` and `adam`, called as functions.
+"""First-order optimisers of one flat vector: torch's `sgd` and `adam`, called as functions.
 
-`torch.optim.SGD` and `Adam` compute the same, to the bit, but their first step imports torch's compiler, which takes as long as
-importing torch.
+`torch.optim.SGD` and `Adam` give the same result to the bit, but their first step imports torch's compiler, which takes as long
+as importing torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A first-order optimiser: torch's `sgd` (momentum) and `adam`, or `yogi` (Reddi et al. 2021, Algorithm 2: FedYogi).
+    """First-order optimiser: torch's `sgd` (momentum) and `adam`, or `yogi` (Reddi et al. 2021, Algorithm 2: FedYogi).
 
     Args:
-        betas, eps: of adam and yogi; eps is what Reddi et al. call tau.
-        relative_to_clip: of the server: what it steps along is the aggregate divided by the clip, so that lr is the length of a
-            step along a mean of clipped updates that all point the same way, whatever the clip.
+        betas, eps: of adam and yogi; eps is tau of Reddi et al.
+        relative_to_clip: for the server: divide the aggregate by the clip, so that lr is the length of a step along the mean of
+            aligned clipped updates, independent of the clip.
     """
 
     name: Literal["sgd", "adam", "yogi"] = "sgd"
@@ -33,19 +33,19 @@ class OptimizerSpec:
     relative_to_clip: bool = False
 
     def build(self, state: Mapping[str, Tensor] | None = None) -> Optimizer:
-        """The optimiser of one flat vector, which goes on from `state` where there is one."""
+        """Return the optimiser of one flat vector, continuing from `state` if given."""
         return Optimizer(self, dict(state or {}))
 
 
 @dataclass
 class Optimizer:
-    """One vector's optimiser. state: what a step leaves to the next, under torch's names; it may be stored."""
+    """Optimiser of one vector. state: the optimiser's state between steps, under torch's names; it may be stored."""
 
     spec: OptimizerSpec
     state: dict[str, Tensor]
 
     def step(self, vector: Tensor, gradient: Tensor, lr: float | None = None) -> None:
-        """Move `vector` [d] in place along its gradient [d]. lr: of this step; by default the spec's."""
+        """Update `vector` [d] in place by its gradient [d]. lr: of this step; by default that of the spec."""
         _STEPS[self.spec.name](self, vector, gradient, self.spec.lr if lr is None else lr)
 
 

@@ -1,7 +1,7 @@
 """A model as one flat vector with named layers.
 
 Parameters and gradients are views of one buffer each; a layer (one parameter tensor) is a slice. Clipping, noise, masks and
-per-layer norms are then a handful of vector operations.
+per-layer norms then take a few vector operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the layers of a flat vector, in order. Holds no tensor and needs no torch to build.
+    """Names and shapes of the layers of a flat vector, in order; it holds no tensor and does not need torch.
 
     Args:
         names: one name per layer, unique.
@@ -44,55 +44,55 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Iterable[int]]) -> Layout:
-        """The layout of a mapping from layer name to shape."""
+        """Return the layout of a mapping from layer name to shape."""
         return cls(tuple(shapes), tuple(tuple(shape) for shape in shapes.values()))
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Coordinates in each layer."""
+        """Return the number of coordinates of each layer."""
         return [math.prod(shape) for shape in self.shapes]
 
     @cached_property
     def dimension(self) -> int:
-        """d, the length of the flat vector."""
+        """Return d, the length of the flat vector."""
         return sum(self.sizes)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        """The layers of `vector` [d] as flat views."""
+        """Return the layers of `vector` [d] as flat views."""
         import torch
 
         return torch.split(vector, self.sizes)
 
     def norms(self, vector: Tensor) -> Tensor:
-        """The L2 norm of each layer of `vector` [d], as a tensor [L]."""
+        """Return the L2 norm of each layer of `vector` [d], as a tensor [L]."""
         import torch
 
         return torch.stack(torch._foreach_norm(list(self.split(vector))))
 
     def expand(self, per_layer: Tensor) -> Tensor:
-        """`per_layer` [L] repeated over the coordinates of each layer, as a tensor [d]."""
+        """Return `per_layer` [L] repeated over the coordinates of each layer, as a tensor [d]."""
         import torch
 
         return per_layer.repeat_interleave(torch.tensor(self.sizes, device=per_layer.device), output_size=self.dimension)
 
 
 class FlatModel:
-    """A module whose trained parameters and their gradients live in two flat buffers, `vector` and `grad`, both [d].
+    """Module whose trained parameters and their gradients live in two flat buffers, `vector` and `grad`, both [d].
 
-    Trained is what requires a gradient; the rest is frozen. Parts of which nothing is trained run in evaluation mode always.
-    The module is taken over: its trained parameters become views, so writing `vector` changes the module and the reverse.
-    The statistics of batch normalisation are copied in and out by `buffers` and `load_buffers`; all else is constant.
+    Parameters that require a gradient are trained; the rest is frozen. A part without trained parameters always runs in
+    evaluation mode. The module is modified: its trained parameters become views, so that writing `vector` changes the module, and
+    vice versa. `buffers` and `load_buffers` copy the statistics of batch normalisation; everything else is constant.
 
     Args:
-        vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
+        vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default new memory.
         built_in: whether the module is a network of fedveil.
     """
 
     def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
-        hooks = [_hooks_of(p) for p in self.module.parameters()]  # which pickle leaves out
+        hooks = [_hooks_of(p) for p in self.module.parameters()]  # pickle omits these hooks
         return _unpickled, (self.module, hooks, self._built_in)
 
     def __init__(
@@ -132,24 +132,24 @@ class FlatModel:
 
     @property
     def has_own_code(self) -> bool:
-        """Whether user-defined code may run in the module: torch's own layers alone have none."""
+        """Return whether the module contains user-defined code, that is, anything but the layers of torch and fedveil."""
         return has_own_code(self.module)
 
     @property
     def is_custom(self) -> bool:
-        """Whether the module is user-defined."""
+        """Return whether the module is user-defined."""
         return not self._built_in or self.has_own_code
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
-        """A copy in that memory, [d] each; what is frozen is shared with this one."""
+        """Return a copy in the given memory, [d] each, that shares its frozen part with this model."""
         return FlatModel(copied(self.module, self._constants), vector, grad, self._built_in)
 
     def alone(self) -> FlatModel:
-        """Return a copy that shares nothing with this one."""
+        """Return a copy that shares nothing with this model."""
         return FlatModel(copied(self.module), built_in=self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
-        """This model if it is on `device`, else a copy of it there."""
+        """Return this model if it is on `device`, else a copy on that device."""
         import torch
 
         if self.vector.device == torch.device(device):
@@ -157,20 +157,20 @@ class FlatModel:
         return FlatModel(copied(self.module).to(device), built_in=self._built_in)
 
     def train(self) -> None:
-        """As local training runs it."""
+        """Set the mode of local training."""
         training_mode(self.module)
 
     def eval(self, own_statistics: bool = False) -> None:
-        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch, and keeps them."""
+        """Set the mode of tests; with `own_statistics`, batch normalisation uses and records the statistics of each batch."""
         self.module.eval()
         for layer in self._normalising if own_statistics else ():
             layer.train()
 
     def output(self, x: Tensor, *, by_running_statistics: bool = False) -> Tensor:
-        """The output of the network for a batch of training.
+        """Return the network's output for a training batch.
 
         Args:
-            by_running_statistics: batch normalisation uses the statistics that it has, as in a test, and they stay.
+            by_running_statistics: batch normalisation uses its running statistics, as in a test, and does not change them.
         """
         layers = self._normalising if by_running_statistics else []
         try:
@@ -184,15 +184,15 @@ class FlatModel:
 
     @contextmanager
     def as_it_was(self) -> Iterator[set[str]]:
-        """Put back afterwards what a pass changes in parameters and buffers, and the mode; what else code keeps there stays.
+        """Restore parameters, buffers and mode at the end; other attributes that the module's code sets remain.
 
         Yields:
-            Afterwards, the names of what was changed. A buffer of another shape than before is no such change, but a cache.
+            A set that receives, at the end, the names of changed tensors; a buffer of a new shape is a cache and is omitted.
         """
         import torch
 
         tables = [(path, table) for path, part in self.module.named_modules() for table in (part._parameters, part._buffers)]
-        held = [
+        saved = [
             (path, table, name, tensor, tensor.data, tensor.detach().clone())
             for path, table in tables
             for name, tensor in table.items()
@@ -203,7 +203,7 @@ class FlatModel:
             yield changed
         finally:
             self.train()
-            for path, table, name, tensor, memory, value in held:
+            for path, table, name, tensor, memory, value in saved:
                 now = table[name] if name in table else None  # noqa: SIM401 : a script's table has no get
                 if now is None or now.shape != value.shape or torch.equal(now.detach(), value):
                     continue
@@ -218,7 +218,7 @@ class FlatModel:
         self.vector.copy_(vector)
 
     def saved(self) -> dict[str, Tensor]:
-        """The whole state of the module, as `load_state_dict` takes it; where a part is frozen, what training changed of it."""
+        """Return the module's state for `load_state_dict`; if a part is frozen, only the tensors that training changes."""
         import torch
 
         changed = {id(t) for t in self._changing}
@@ -228,13 +228,13 @@ class FlatModel:
         return {name: t for name, t in held.items() if t.layout is torch.strided and not (t.is_complex() or t.is_quantized)}
 
     def buffers(self) -> Tensor:
-        """A copy of the batch statistics as one flat vector (empty when there are none)."""
+        """Return a copy of the batch statistics as one flat vector, empty if there are none."""
         import torch
 
         return torch.cat([b.reshape(-1) for b in self._buffers]) if self._buffers else self.vector.new_empty(0)
 
     def load_buffers(self, values: Tensor) -> None:
-        """Set the batch statistics from the flat vector that `buffers` gave, and forget how many batches there were."""
+        """Set the batch statistics from a flat vector of `buffers`, and reset the counts of batches."""
         import torch
 
         for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
@@ -243,7 +243,7 @@ class FlatModel:
             counter.zero_()
 
     def estimated_buffers(self, forward: Callable[[Tensor], object], batches: Iterable[Tensor]) -> Tensor:
-        """The mean of the batch statistics over these batches, as the network has them in tests; those that it had are lost."""
+        """Return the mean batch statistics over these batches, as used in tests; the earlier statistics are overwritten."""
         momenta: list[Any] = [layer.momentum for layer in self._normalising]
         self.eval(own_statistics=True)
         try:
@@ -258,24 +258,24 @@ class FlatModel:
         return self.buffers()
 
     def lost(self) -> list[str]:
-        """Return the names of parameters whose data the module's code replaced by other tensors, so that nothing trains them."""
+        """Return the names of parameters whose data the module's code replaced by other tensors, which are no longer trained."""
         memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
         return [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]
 
 
 def _unpickled(module: nn.Module, hooks: Iterable[Hooks], built_in: bool) -> FlatModel:
-    for p, own in zip(module.parameters(), hooks, strict=True):
-        _hang(p, own)
+    for p, own_hooks in zip(module.parameters(), hooks, strict=True):
+        _hang(p, own_hooks)
     return FlatModel(module, built_in=built_in)
 
 
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """Return a copy of a module with the hooks of its parameters, which `copy.deepcopy` drops.
 
-    The parameters of scripts are copied as results of the originals, and would pass their gradients on to these.
+    The parameters of scripts are copied as results of the originals, to which they would pass their gradients; they are detached.
 
     Args:
-        shared: tensors that the copy holds in common with the module.
+        shared: tensors that the copy shares with the module.
     """
     memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
     made = copy.deepcopy(module, memo)
@@ -291,7 +291,7 @@ Hooks = tuple[list[Any], list[Any]]
 
 
 def _hooks_of(p: Tensor) -> Hooks:
-    """The hooks on a parameter's gradient: before it is added up, and after."""
+    """Return the hooks on a parameter's gradient: before and after accumulation."""
     return list((p._backward_hooks or {}).values()), list((p._post_accumulate_grad_hooks or {}).values())
 
 
@@ -303,7 +303,7 @@ def _hang(p: Tensor, hooks: Hooks) -> None:
 
 
 def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
-    """Return the output of a module with these tensors, by name, in the place of its own parameters and buffers."""
+    """Return the output of a module with these tensors, by name, in place of its parameters and buffers."""
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     with exchanged([(named[name], tensor) for name, tensor in tensors.items()], module):
         output: Tensor = module(*inputs)
@@ -312,10 +312,10 @@ def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tenso
 
 @contextmanager
 def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> Iterator[None]:
-    """Put the second tensor of each pair in the place of the first, wherever the modules hold it, and the first back at the end.
+    """Replace the first tensor of each pair by the second wherever the modules hold it; restore the first at the end.
 
-    Each is swapped once for each object that holds it: one layer may have two names, one parameter two layers, and a list may
-    hold both. `torch.func.functional_call` swaps by name, which leaves the new tensor in a layer with two.
+    Each tensor is replaced once in each object that holds it: a layer may have two names, a parameter may be in two layers, and a
+    list may hold both. `torch.func.functional_call` replaces by name, and leaves the new tensor in a layer with two names.
     """
     new = {id(old): tensor for old, tensor in pairs}
     places: list[tuple[Any, str, Any, Any]] = []
@@ -324,8 +324,8 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
             places += [(table, name, held, new[id(held)]) for name, held in table.items() if id(held) in new]
         for name, value in vars(part).items():
             holds = type(value) in (list, tuple, dict) and value and name not in ("_parameters", "_buffers", "_modules")
-            if (holds or id(value) in new) and (found := _exchanged(value, new)) is not value:
-                places.append((vars(part), name, value, found))
+            if (holds or id(value) in new) and (replaced := _exchanged(value, new)) is not value:
+                places.append((vars(part), name, value, replaced))
     try:
         for table, name, _, tensor in places:
             table[name] = tensor
@@ -336,7 +336,7 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
 
 
 def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
-    """The value with its tensors exchanged, also in lists, tuples and dictionaries; itself where it has none of them."""
+    """Return the value with its tensors replaced, also in lists, tuples and dictionaries; itself if nothing is replaced."""
     if id(value) in new:
         return new[id(value)]
     if type(value) in (list, tuple):
@@ -350,12 +350,12 @@ def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
 
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRUSTED = ("torch.nn.modules.", "torch.nn.functional", "fedveil.")
-"""Where layers come from that keep nothing of their examples but the statistics of batch normalisation; scripts and graphs that
-torch makes of user-defined code are none of these."""
+"""Modules whose layers store nothing about their examples except the statistics of batch normalisation. Scripts and graphs that
+torch makes from user-defined code do not belong to them."""
 
 
 def has_own_code(module: nn.Module) -> bool:
-    """Return whether a part has a class, a hook, a function or a `forward` that is neither torch's nor fedveil's."""
+    """Return whether a part has a class, a hook, a function or a `forward` from outside of torch and fedveil."""
     from torch.nn.modules.module import _has_any_global_hook
 
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
@@ -377,12 +377,12 @@ def _trusted(code: Any) -> bool:
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that require a gradient, by name, each once."""
+    """Return the parameters that require a gradient, by name, each once."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def training_mode(module: nn.Module) -> nn.Module:
-    """The module in training mode, but for the parts of which nothing is trained, such as a frozen backbone."""
+    """Set training mode, except for parts without trained parameters such as a frozen backbone, and return the module."""
     module.train()
     for part in module.modules():
         if _frozen(part):
@@ -391,20 +391,20 @@ def training_mode(module: nn.Module) -> nn.Module:
 
 
 def normalising(module: nn.Module) -> list[nn.Module]:
-    """The layers that keep statistics of the batches that they see."""
+    """Return the layers that record statistics of their batches."""
     from torch.nn.modules.batchnorm import _NormBase
 
     return [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
 
 
 def batch_statistics(module: nn.Module) -> dict[str, Tensor]:
-    """The running means and variances that training changes, by name; those of layers in evaluation mode stay."""
+    """Return the running means and variances that training changes, by name, excluding layers in evaluation mode."""
     changing = {id(b) for part in normalising(module) if part.training for b in part.buffers() if b.is_floating_point()}
     return {name: b for name, b in module.named_buffers() if id(b) in changing}
 
 
 def statistics_names(module: nn.Module) -> set[str]:
-    """Return the names of everything that batch normalisation counts."""
+    """Return the names of all buffers of batch normalisation."""
     counted = {id(b) for part in normalising(module) for b in part.buffers()}
     return {name for name, b in module.named_buffers(remove_duplicate=False) if id(b) in counted}
 

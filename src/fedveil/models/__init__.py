@@ -1,1 +1,1 @@
-"""Networks: names, sizes, and how to build them."""
+"""Networks: registry, sizes and builders."""

@@ -1,4 +1,4 @@
-"""Features of a frozen public network, computed once: training then sees the features alone."""
+"""Features of a frozen public network, computed once, so that training uses only the features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.data.own.drawn_by_item import drawing
 from fedveil.errors import ConfigError
 
 _ROUNDING = 1e-3
-"""By which features of several examples together may differ from those of each."""
+"""Tolerance between the features of a batch and those of its single examples."""
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def embed(dataset: Dataset, module: nn.Module) -> Dataset:
-    """The data set with each example replaced by what a public network makes of it, in evaluation mode.
+    """Replace each example of a data set by its features from a public network in evaluation mode.
 
-    Each example passes alone through a fresh copy of the network, so that no other one can matter, not even by a rounding.
+    Each example passes alone through a fresh copy of the network, so no other example has an influence, not even by rounding.
 
     Args:
-        module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
+        module: maps standardised examples [n, *dataset.info.input_shape] to float32 [n, ...]; not trained on these data.
 
     Raises:
         ConfigError: the network does not fit, or draws from the global generators. DataError: its features are not finite.
@@ -54,28 +54,28 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
 def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[np.float32]:
     import torch
 
-    def made(x: NDArray[Any]) -> list[torch.Tensor]:
+    def extract(x: NDArray[Any]) -> list[torch.Tensor]:
         with torch.inference_mode():
             return [_feature(_fresh(network), torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
 
-    found, draws = drawing(made, x)
+    features, draws = drawing(extract, x)
     if draws:
         raise ConfigError(
             f"embed: {type(network).__name__} draws random numbers in evaluation mode, so that features of one example would "
             f"follow from how many others there are: leave that out, such as a dropout that does not ask for self.training"
         )
-    return np.ascontiguousarray(torch.cat(found).numpy())
+    return np.ascontiguousarray(torch.cat(features).numpy())
 
 
 def _fresh(network: nn.Module) -> nn.Module:
-    """Return a copy that shares the weights, or the network itself where it keeps nothing."""
+    """Return a copy that shares the weights, or the network itself if it is stateless."""
     from fedveil.training.params import copied, has_own_code
 
     return copied(network, network.parameters()) if has_own_code(network) else network
 
 
 def _refuse_mixing(network: nn.Module, x: Tensor) -> None:
-    """Refuse a network whose features of several test examples are not those of each, since it meets each one alone."""
+    """Refuse a network whose features of a batch of test examples differ from those of the single examples."""
     import torch
 
     with torch.inference_mode():
@@ -90,10 +90,10 @@ def _refuse_mixing(network: nn.Module, x: Tensor) -> None:
 def _feature(network: nn.Module, x: Any) -> Any:
     import torch
 
-    found = network(x)
-    if not isinstance(found, torch.Tensor) or found.dtype != torch.float32 or found.dim() < 2 or len(found) != len(x):
-        kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    feature = network(x)
+    if not isinstance(feature, torch.Tensor) or feature.dtype != torch.float32 or feature.dim() < 2 or len(feature) != len(x):
+        kind = f"{feature.dtype} {list(feature.shape)}" if isinstance(feature, torch.Tensor) else f"a {type(feature).__name__}"
         raise ConfigError(
             f"embed: {type(network).__name__} makes {kind} of examples {list(x.shape)}; it must be float32 [n, ...]"
         )
-    return found
+    return feature

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2021), and the files that peft reads."""
+"""Low-rank adapters (Hu et al. 2021), and files for peft."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As one matrix, for code that asks the layer for it instead of calling it."""
+        """Return the merged matrix, for code that reads the weight instead of calling the layer."""
         merged: Tensor = self.base_layer.weight + self.scaling * self.lora_B.weight @ self.lora_A.weight
         return merged
 
     @property
     def bias(self) -> Tensor | None:
-        """That of the frozen layer."""
+        """Return the bias of the frozen layer."""
         return self.base_layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of x [..., in], [..., out]."""
+        """Map x [..., in] to [..., out]."""
         out: Tensor = self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
         return out
 
@@ -60,19 +60,19 @@ class LoraEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As one matrix, for code that asks the layer for it instead of calling it."""
+        """Return the merged matrix, for code that reads the weight instead of calling the layer."""
         merged: Tensor = self.base_layer.weight + self.scaling * (self.lora_embedding_B @ self.lora_embedding_A).T
         return merged
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of tokens [...], [..., features]."""
+        """Map tokens [...] to [..., features]."""
         low = F.embedding(x, self.lora_embedding_A.T, self.base_layer.padding_idx)
         out: Tensor = self.base_layer(x) + self.scaling * F.linear(low, self.lora_embedding_B)
         return out
 
 
 def _empty(inputs: int, outputs: int) -> nn.Linear:
-    """Without values: making them would draw from the global random state."""
+    """Return an uninitialised layer: initialisation would draw from the global random state."""
     return nn.Linear(inputs, outputs, bias=False, device="meta").to_empty(device="cpu")
 
 
@@ -80,10 +80,10 @@ Adapted = LoraLinear | LoraEmbedding
 
 
 def insert_adapters(module: nn.Module, options: LoraOptions, seed: int) -> None:
-    """Put adapters into the layers that `options.targets` match, and freeze all but them. A comes from `seed`, B is zero.
+    """Insert adapters into the layers that `options.targets` match, and freeze everything else; A comes from `seed`, B is zero.
 
     Raises:
-        ConfigError: a target that matches no layer, or one that is neither a Linear nor an Embedding.
+        ConfigError: a target matches no layer, or one that is neither a Linear nor an Embedding.
     """
     layers = dict(module.named_modules(remove_duplicate=False))
     layers.pop("")
@@ -96,8 +96,8 @@ def insert_adapters(module: nn.Module, options: LoraOptions, seed: int) -> None:
         layer = layers[name]
         if layer not in adapted:
             adapted[layer] = _adapted(name, layer, options, generator)
-        parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, adapted[layer])
+        parent, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(parent), attribute, adapted[layer])
 
 
 def _takes_adapter(layer: nn.Module) -> bool:
@@ -119,13 +119,13 @@ _PREFIX = "base_model.model"
 
 
 def save_adapter(model: FlatModel, options: LoraOptions, folder: str | Path) -> Path:
-    """Write the adapters of a model into a folder, with the modules that are trained beside them; returns the folder.
+    """Write the adapters of a model and its other trained modules into a folder, and return the folder.
 
     Args:
         options: `config.model.parts.lora` of the run's configuration.
 
     Raises:
-        ConfigError: the model has no adapters, or trains a part that peft cannot hold.
+        ConfigError: the model has no adapters, or a trained part that peft cannot represent.
     """
     from safetensors.torch import save_file
 
@@ -159,16 +159,16 @@ def save_adapter(model: FlatModel, options: LoraOptions, folder: str | Path) -> 
 
 
 def _adapter(name: str, layer: LoraLinear | LoraEmbedding) -> dict[str, Tensor]:
-    own = {key: value for key, value in layer.state_dict().items() if key.startswith("lora_")}
-    return {f"{_PREFIX}.{name}.{key}": value for key, value in own.items()}
+    tensors = {key: value for key, value in layer.state_dict().items() if key.startswith("lora_")}
+    return {f"{_PREFIX}.{name}.{key}": value for key, value in tensors.items()}
 
 
 def _trained_modules(module: nn.Module, adapted: tuple[str, ...]) -> list[str]:
-    """The modules outside of the adapters that hold trained parameters."""
-    found = dict.fromkeys(name.rpartition(".")[0] for name in trained_parameters(module) if ".lora_" not in f".{name}")
-    for name in found:
+    """Return the modules outside of the adapters that have trained parameters."""
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in trained_parameters(module) if ".lora_" not in f".{name}")
+    for name in modules:
         if not name or any(name.startswith(f"{layer}.") for layer in adapted):
             raise ConfigError(
                 f"model.trainable: peft has no place for {name or 'parameters of the model itself'} beside adapters"
             )
-    return list(found)
+    return list(modules)

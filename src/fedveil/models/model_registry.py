@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A network: one line about it, its options, and its layers from (input shape, classes, options)."""
+    """Built-in network: a summary, its options, and a function from (input shape, classes, options) to layers."""
 
     summary: str
     options: type[BaseModel]
@@ -46,12 +46,12 @@ MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS)
 
 
 def names() -> list[str]:
-    """The names of all networks, in the order of the registry."""
+    """Return the names of all built-in networks, in the order of the registry."""
     return list(MODELS)
 
 
 def options_model(name: str) -> type[BaseModel]:
-    """The options of network `name` as a frozen pydantic model that refuses unknown keys.
+    """Return the options of network `name` as a frozen pydantic model that refuses unknown keys.
 
     Raises ConfigError for an unknown name.
     """
@@ -59,25 +59,25 @@ def options_model(name: str) -> type[BaseModel]:
 
 
 def shapes(name: str, input_shape: Shape, classes: int, **options: Any) -> Shapes:
-    """Shapes of the parameters of a network by name, in the order of `named_parameters()`; needs no torch.
+    """Return the parameter shapes of a network by name, in the order of `named_parameters()`, without torch.
 
-    input_shape: one example, without the batch: (channels, height, width), (channels, length) or (features,).
+    input_shape: of one example: (channels, height, width), (channels, length) or (features,).
     classes: width of the last layer, such as the number of classes; at least 1. options: those of `options_model(name)`.
-    Raises ConfigError for an unknown name or option, an impossible value, or an input the network cannot take.
+    Raises ConfigError for an unknown name or option, an invalid value, or an input that the network cannot take.
     """
     return all_parameter_shapes(_layers(name, input_shape, classes, options), tuple(input_shape))
 
 
 def size(name: str, input_shape: Shape, classes: int, **options: Any) -> int:
-    """Number of parameters of a network; arguments and errors as `shapes`."""
+    """Return the number of parameters of a network; arguments and errors as in `shapes`."""
     return sum(math.prod(shape) for shape in shapes(name, input_shape, classes, **options).values())
 
 
 def build(name: str, input_shape: Shape, classes: int, seed: int, **options: Any) -> nn.Sequential:
-    """A network in float32, initialised as torch does by default but from `seed` alone; global random state is untouched.
+    """Build a network in float32 with torch's default initialisation from `seed`, without changing global random state.
 
     The network takes (batch, *input_shape) and returns logits (batch, classes); its last layer is the classifier, so
-    `model[:-1]` computes the features. seed: integer from 0 to 2**63 - 1. Other arguments and errors as `shapes`.
+    `model[:-1]` computes the features. seed: integer from 0 to 2**63 - 1. Other arguments and errors as in `shapes`.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed is {seed!r}; give an integer from 0 to 2**63 - 1")
@@ -127,12 +127,12 @@ def _checked(name: str, model: type[BaseModel], options: dict[str, Any]) -> Base
 
 
 Make = TypeVar("Make", bound=Callable[..., Any])
-_ASKED = ("input_shape", "outputs")
+_PASSED_IF_NAMED = ("input_shape", "outputs")
 
 
 @dataclass(frozen=True)
 class OwnModel:
-    """What makes a model: a function or class, and the pydantic model of its options where it has one."""
+    """User-defined model: a function or class that makes it, and the pydantic model of its options, if any."""
 
     make: Callable[..., Any]
     options: type[BaseModel] | None = None
@@ -142,15 +142,15 @@ OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {})
 
 
 def register_model(name: str, options: type[BaseModel] | None = None) -> Callable[[Make], Make]:
-    """Make a model of one's own known by its name: a decorator of a function that makes an nn.Module, or of its class.
+    """Register a user-defined model by its name; a decorator of a module class, or of a function that makes an nn.Module.
 
     It is called with its options as keywords, and with `input_shape` and `outputs` if it has arguments of these names.
 
     Args:
-        options: pydantic model of the options; left out, they are the arguments, checked by their annotations.
+        options: pydantic model of the options; by default they are the arguments, checked by their annotations.
 
     Raises:
-        ConfigError: no name, or one that another model has; options with the name of a key of the section `model`.
+        ConfigError: a missing or taken name, or options with the name of a key of the section `model`.
     """
     if not isinstance(name, str) or not name or ":" in name:
         raise ConfigError('register_model needs the name of the model, without a colon: @register_model("my-net")')
@@ -167,22 +167,22 @@ def register_model(name: str, options: type[BaseModel] | None = None) -> Callabl
 
 
 def made(own: OwnModel, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """What the function or class makes, with torch's random numbers from `seed`; their global state is put back.
+    """Make a user-defined model with torch's random numbers from `seed`, restoring their global state.
 
     Raises:
-        ConfigError: unknown, missing or impossible option; or what it makes is no nn.Module.
+        ConfigError: an unknown, missing or invalid option; or the result is not an nn.Module.
     """
     import torch
 
     arguments = _checked_own(own, options)
-    asked = {"input_shape": input_shape, "outputs": outputs}
-    arguments |= {name: value for name, value in asked.items() if name in inspect.signature(own.make).parameters}
+    requested = {"input_shape": input_shape, "outputs": outputs}
+    arguments |= {name: value for name, value in requested.items() if name in inspect.signature(own.make).parameters}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        found = own.make(**arguments)
-    if not isinstance(found, torch.nn.Module):
-        raise ConfigError(f"model: {_title(own.make)} makes a {type(found).__name__}: it must make a torch.nn.Module")
-    return found
+        module = own.make(**arguments)
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"model: {_title(own.make)} makes a {type(module).__name__}: it must make a torch.nn.Module")
+    return module
 
 
 def _checked_own(own: OwnModel, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,15 +212,15 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
 
 
 def _arguments(make: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The arguments that are options."""
+    """Return the arguments that are options."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in inspect.signature(make).parameters.items() if p.kind in named and name not in _ASKED}
+    return {name: p for name, p in inspect.signature(make).parameters.items() if p.kind in named and name not in _PASSED_IF_NAMED}
 
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    except (NameError, TypeError):  # annotations of names that only a type checker imports
+    except (NameError, TypeError):  # annotations with names imported only for type checking
         return {}
 
 

@@ -1,6 +1,6 @@
 """Torch modules from lists of layers, with a faster 2x2 max-pooling.
 
-torch's kernel visits contiguous images window by window. Here whole columns are compared, then whole rows: two vectorised
+torch's kernel visits contiguous images window by window. This module compares whole columns, then whole rows, by two vectorised
 maxima. Ties go to the first coordinate of the window in reading order, as in torch.
 """
 
@@ -31,9 +31,9 @@ from fedveil.models.networks import (
 )
 from fedveil.training.cores import process_state
 
-# Whether torch.func is at work, which only a private function of torch says. Where torch has no such function, `_UnderTransforms`
-# always serves, which uses public functions alone: a training step of LeNet-5 then takes 6 to 11 % longer (batches of 1 to 100
-# images, one thread, medians of ten turns).
+# Whether a transform of torch.func is active; only a private function of torch tells. If torch lacks this function,
+# `_UnderTransforms` is always used, which needs only public functions: a training step of LeNet-5 then takes 6 to 11 % longer
+# (batches of 1 to 100 images, one thread, medians of ten runs).
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 
@@ -41,15 +41,15 @@ class MaxPool2x2(nn.Module):
     """`nn.MaxPool2d(2)`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maximum of each 2x2 window."""
+        """Return the maximum of each 2x2 window."""
         return max_pool_2x2(x)
 
 
 def max_pool_2x2(x: Tensor) -> Tensor:
-    """Maximum over the 2x2 windows of images: `F.max_pool2d(x, 2)`, gradients of every order included.
+    """Return `F.max_pool2d(x, 2)`, the maximum over 2x2 windows of images, with gradients of every order.
 
-    x: [batch, channels, height, width]. torch's own kernel does the work for odd sides, other memory formats and precisions, and
-    on GPUs, unless results must be deterministic, which its gradient there is not. A window with NaN gives NaN, as in torch; its
+    x: [batch, channels, height, width]. torch's kernel is used for odd sides, other memory formats and precisions, and on GPUs
+    unless results must be deterministic, since its gradient there is not. A window with NaN gives NaN, as in torch, but its
     gradient may go to another coordinate. Forward-mode differentiation is not supported.
     """
     height, width = x.shape[-2:]
@@ -62,7 +62,7 @@ def max_pool_2x2(x: Tensor) -> Tensor:
 
 
 def _pool(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The maxima; per row 1.0 where they come from the right column; per window 1.0 where they come from the lower row."""
+    """Return the maxima, a mask by row (1.0 if from the right column), and a mask by window (1.0 if from the lower row)."""
     left, right = (x[..., i::2].clone(memory_format=torch.contiguous_format) for i in (0, 1))
     wide = torch.maximum(left, right)
     from_right = right.gt_(left)
@@ -74,7 +74,7 @@ def _spread(grad: Tensor, from_right: Tensor, from_lower: Tensor) -> Tensor:
     lower = grad * from_lower
     wide = torch.stack((grad - lower, lower), -2).reshape(from_right.shape)
     right = wide * from_right
-    # complex numbers lie in memory as pairs: the fastest way to interleave two tensors
+    # complex numbers are stored as pairs, which is the fastest way to interleave two tensors
     return torch.view_as_real(torch.complex(wide - right, right)).reshape(*wide.shape[:-1], 2 * wide.shape[-1])
 
 
@@ -115,7 +115,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmo
 
 
 class ResidualBlock(nn.Module):
-    """body(x) + shortcut(x)."""
+    """Residual block: body(x) + shortcut(x)."""
 
     def __init__(self, body: nn.Sequential, shortcut: nn.Sequential) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sum of both branches; an empty shortcut passes x on."""
+        """Return the sum of both branches; an empty shortcut is the identity."""
         out: Tensor = self.body(x) + self.shortcut(x)
         return out
 
@@ -132,15 +132,15 @@ class LastState(nn.LSTM):
     """One-layer LSTM that takes (batch, channels, length) and returns its last hidden state (batch, hidden)."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """Hidden state after the last time step."""
+        """Return the hidden state after the last time step."""
         _, (state, _) = super().forward(x.permute(2, 0, 1))
         return state[0]
 
 
 class TokenMixer(nn.Module):
-    """Transformer blocks over the pixels of (batch, channels, height, width), and the mean of what comes out of each.
+    """Transformer blocks over the pixels of (batch, channels, height, width), averaged over the output tokens.
 
-    Every parameter belongs to a layer whose per-example gradient is known by hand, positions included (a table).
+    Every parameter, including the positions (a table), belongs to a layer whose per-example gradient has a closed form.
     """
 
     def __init__(self, width: int, tokens: int, spec: Transformer) -> None:
@@ -153,7 +153,7 @@ class TokenMixer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) to (batch, channels)."""
+        """Map (batch, channels, height, width) to (batch, channels)."""
         tokens = x.flatten(2).transpose(1, 2)
         order = torch.arange(tokens.shape[1], device=x.device).expand(len(x), -1)
         mixed: Tensor = self.norm(self.blocks(tokens + self.positions(order)))
@@ -164,19 +164,19 @@ class GlobalMean(nn.Module):
     """Mean over all dimensions after the channels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, ...) to (batch, channels)."""
+        """Map (batch, channels, ...) to (batch, channels)."""
         return x.flatten(2).mean(2)
 
 
 def initialised(layers: Iterable[Layer], shape: Shape, seed: int) -> nn.Sequential:
-    """The network with torch's default initialisation drawn from `seed`; the global random state is put back."""
+    """Build the network with torch's default initialisation from `seed`, restoring the global random state."""
     with process_state(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return sequential(layers, shape)
 
 
 def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
-    """The layers as one nn.Sequential; layers without parameters are named by kind and position."""
+    """Build the layers as one nn.Sequential; layers without parameters are named by kind and position."""
     children: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (layer, input_shape) in enumerate(walk(layers, shape)):
         children[getattr(layer, "name", f"{type(layer).__name__.lower()}{i}")] = module(layer, input_shape)
@@ -184,14 +184,14 @@ def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
 
 
 def zeroed(linear: nn.Linear) -> nn.Linear:
-    """The layer with all parameters 0."""
+    """Set all parameters of a layer to 0 and return it."""
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)
     return linear
 
 
 def module(layer: Layer, shape: Shape) -> nn.Module:
-    """The torch module of one layer whose input has `shape` (without the batch)."""
+    """Build the torch module of one layer whose input has `shape` (without the batch)."""
     match layer:
         case Conv():
             convolution = nn.Conv2d if len(shape) == 3 else nn.Conv1d

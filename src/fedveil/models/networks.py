@@ -1,9 +1,9 @@
 """The built-in networks as lists of layers: every parameter's name and shape without torch.
 
-`fedveil.models.modules` turns the same list into torch modules, so there is one description of each network.
-Shapes leave out the batch: (channels, height, width), (channels, length) or (features,).
+`fedveil.models.modules` turns the same lists into torch modules, so each network has a single description.
+Shapes omit the batch: (channels, height, width), (channels, length) or (features,).
 
-Sizes that a paper does not state are marked so in docs/models.md; the defaults here are then ours.
+docs/models.md marks the sizes that a paper does not state; their defaults are fedveil's choice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Activation = Literal["relu", "sigmoid", "tanh", "softplus"]
 
 
 class DoesNotFit(ConfigError):
-    """An input shape that a network cannot take."""
+    """Raised for an input shape that a network cannot take."""
 
 
 @dataclass(frozen=True)
 class Conv:
-    """Convolution over one or two dimensions, as many as the input has."""
+    """Convolution over the one or two spatial dimensions of the input."""
 
     name: str
     out: int
@@ -40,7 +40,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class Linear:
-    """Fully connected layer; `zero` starts it at zero."""
+    """Fully connected layer; `zero` initialises it with zeros."""
 
     name: str
     out: int
@@ -66,7 +66,7 @@ class Lstm:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Learned positions, `depth` pre-norm transformer blocks and a layer norm over a grid of tokens; its output is their mean."""
+    """Learned positions, `depth` pre-norm transformer blocks and a layer norm over a grid of tokens, averaged over tokens."""
 
     name: str
     depth: int
@@ -76,14 +76,14 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Act:
-    """Activation, coordinate by coordinate."""
+    """Elementwise activation."""
 
     kind: Activation = "relu"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Pooling over windows of `size` that do not overlap; an incomplete window at the end is dropped."""
+    """Pooling over non-overlapping windows of `size`; an incomplete window at the end is dropped."""
 
     kind: Literal["max", "avg"] = "max"
     size: int = 2
@@ -96,12 +96,12 @@ class GlobalAverage:
 
 @dataclass(frozen=True)
 class Flatten:
-    """All coordinates in one row."""
+    """Flattening to one dimension."""
 
 
 @dataclass(frozen=True)
 class Residual:
-    """body(x) + shortcut(x); an empty shortcut is the identity."""
+    """Residual block, body(x) + shortcut(x); an empty shortcut is the identity."""
 
     name: str
     body: tuple[Layer, ...]
@@ -112,9 +112,9 @@ Layer = Conv | Linear | Norm | Lstm | Transformer | Act | Pool | GlobalAverage |
 
 
 def output_shape(layer: Layer, shape: Shape) -> Shape:
-    """Shape of `layer`'s output for an input of `shape`, both without the batch.
+    """Return the shape of `layer`'s output for an input of `shape`, both without the batch.
 
-    Raises DoesNotFit where the layer cannot take that input.
+    Raises DoesNotFit if the layer cannot take that input.
     """
     match layer:
         case Conv():
@@ -148,7 +148,7 @@ def output_shape(layer: Layer, shape: Shape) -> Shape:
 
 
 def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
-    """Shapes of `layer`'s parameters, by name, in the order of torch's `named_parameters()`."""
+    """Return the shapes of `layer`'s parameters, by name, in the order of torch's `named_parameters()`."""
     match layer:
         case Conv():
             weight: Shape = (layer.out, shape[0], *([layer.kernel] * (len(shape) - 1)))
@@ -175,7 +175,7 @@ def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
 
 
 def _block_shapes(width: int, hidden: int) -> Shapes:
-    """Of one `nn.TransformerEncoderLayer`."""
+    """Return the parameter shapes of one `nn.TransformerEncoderLayer`."""
     return {
         "self_attn.in_proj_weight": (3 * width, width),
         "self_attn.in_proj_bias": (3 * width,),
@@ -190,12 +190,12 @@ def _block_shapes(width: int, hidden: int) -> Shapes:
 
 
 def all_parameter_shapes(layers: Iterable[Layer], shape: Shape) -> Shapes:
-    """Shapes of the parameters of a whole list of layers, by name and in order."""
+    """Return the parameter shapes of a list of layers, by name and in order."""
     return {k: v for layer, input_shape in walk(layers, shape) for k, v in parameter_shapes(layer, input_shape).items()}
 
 
 def walk(layers: Iterable[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:
-    """Every layer with the shape of its input; raises DoesNotFit at the first layer that cannot take it."""
+    """Yield every layer with the shape of its input; raise DoesNotFit at the first layer that cannot take it."""
     for layer in layers:
         following = output_shape(layer, shape)
         yield layer, shape
@@ -203,7 +203,7 @@ def walk(layers: Iterable[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]
 
 
 def through(layers: Iterable[Layer], shape: Shape) -> Shape:
-    """Shape of the last layer's output."""
+    """Return the shape of the last layer's output."""
     for layer in layers:
         shape = output_shape(layer, shape)
     return shape
@@ -227,9 +227,9 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
 def stage(conv: Conv, activation: Activation = "relu", pool: Literal["max", "avg"] = "max", size: int = 2) -> Layers:
-    """Convolution, activation, pooling.
+    """Return convolution, activation and pooling.
 
-    ReLU runs after max-pooling: the same values and gradients, on a quarter of the coordinates.
+    ReLU runs after max-pooling, with the same values and gradients on a quarter of the coordinates.
     """
     if activation == "relu" and pool == "max":
         return conv, Pool(pool, size), Act(activation)
@@ -237,14 +237,14 @@ def stage(conv: Conv, activation: Activation = "relu", pool: Literal["max", "avg
 
 
 def head(hidden: Iterable[int], classes: int, activation: Activation = "relu") -> Layers:
-    """Flatten, then fully connected layers fc1, fc2, ... of which the last has no activation."""
+    """Return a flattening and fully connected layers fc1, fc2, ...; the last has no activation."""
     widths = tuple(hidden)
     body = tuple(layer for i, width in enumerate(widths, 1) for layer in (Linear(f"fc{i}", width), Act(activation)))
     return Flatten(), *body, Linear(f"fc{len(widths) + 1}", classes)
 
 
 class LinearOptions(BaseModel):
-    """Options of `linear`. start: `zero` begins with the same score for each class, which suits a convex loss."""
+    """Options of `linear`. start: `zero` starts with equal scores for all classes, which suits a convex loss."""
 
     model_config = _FROZEN
     start: Literal["random", "zero"] = "random"
@@ -282,7 +282,7 @@ class Lenet5Options(BaseModel):
 
 
 def lenet5(shape: Shape, classes: int, options: Lenet5Options) -> Layers:
-    """LeNet-5 (LeCun et al. 1998) as it is used today: two 5x5 convolutions with pooling, three fully connected layers."""
+    """LeNet-5 (LeCun et al. 1998) in its modern form: two 5x5 convolutions with pooling, three fully connected layers."""
     padding = options.padding
     if padding is None:
         padding = 2 if min(shape[1:], default=0) < 32 else 0
@@ -342,7 +342,7 @@ class ResnetOptions(BaseModel):
     """Options of the ResNets.
 
     norm: "group" (default; no statistics) or "batch" (running statistics are buffers, and batches of one example fail in
-    training mode). groups: groups of the group normalisation, must divide 64.
+    training mode). groups: number of groups of the group normalisation, a divisor of 64.
     """
 
     model_config = _FROZEN
@@ -397,7 +397,7 @@ class CnnLstmOptions(BaseModel):
 
 
 def cnn_lstm(shape: Shape, classes: int, options: CnnLstmOptions) -> Layers:
-    """Two convolutions over time with pooling, an LSTM over what is left, one linear layer from its last state."""
+    """Two convolutions over time with pooling, an LSTM over their output, one linear layer from its last state."""
     convs = (Conv(f"conv{i}", out, 5, padding=2) for i, out in enumerate(options.channels, 1))
     return *(layer for conv in convs for layer in stage(conv)), Lstm("lstm", options.hidden), Linear("fc", classes)
 

@@ -1,4 +1,4 @@
-"""Which parts of a model are trained, and what is recorded of a model that only its own code can build; needs no torch."""
+"""Trained parts of a model, and the record of a user-defined model in a run; torch is not needed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_
 
 
 class LoraOptions(BaseModel):
-    """Low-rank adapters (Hu et al. 2021) of linear layers and embeddings: W + alpha / rank * B A, of which A and B are trained.
+    """Low-rank adapters (Hu et al. 2021) of linear layers and embeddings: W + alpha / rank * B A, with trained A and B.
 
-    targets: patterns of the names of the layers. alpha: left out, it is the rank.
+    targets: patterns of layer names. alpha: by default the rank.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,15 +26,15 @@ class LoraOptions(BaseModel):
 
     @property
     def scaling(self) -> float:
-        """alpha / rank."""
+        """Return alpha / rank."""
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
 class Parts(BaseModel):
-    """The keys of the section `model` that every model has.
+    """Keys of the section `model` common to all models.
 
-    trainable: patterns of the names of the parameters that are trained; left out, those that require a gradient, or the adapters.
-    weights: safetensors file with public values. lora: adapters to put in.
+    trainable: patterns of the names of trained parameters; by default those that require a gradient, or the adapters.
+    weights: safetensors file with public values. lora: adapters to insert.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,11 +61,11 @@ class Parts(BaseModel):
 
 
 class RecordedModel(BaseModel):
-    """What a run records of a model: enough to read the run without the code, and to know the model again.
+    """Record of a model in a run, sufficient to read the run without the model's code, and to recognise the model.
 
     class: of the module. shapes: of the trained parameters, in order. statistics: whether it has batch statistics.
-    frozen, weights: SHA-256 of the frozen part and of the file of public weights, or empty. initial: of the initial values of
-    what is trained, adapters excepted; empty in runs before they were recorded.
+    frozen, weights: SHA-256 of the frozen part and of the file of public weights, or empty. initial: SHA-256 of the initial
+    trained values except adapters; empty in older runs, which do not record it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -78,7 +78,7 @@ class RecordedModel(BaseModel):
 
 
 KEYS = ("name", "module", "recorded", *Parts.model_fields)
-"""What no option of a model may be called."""
+"""Reserved names, which no option of a model may have."""
 
 
 def matching(
@@ -87,28 +87,28 @@ def matching(
     key: Literal["trainable", "lora.targets"],
     offered: Iterable[str] | None = None,
 ) -> set[str]:
-    """The names that a pattern matches, as the shell does: * is any text, dots included.
+    """Return the names that a pattern matches, as in the shell: * is any text, including dots.
 
     Args:
-        offered: what an error offers instead, by default all names.
+        offered: names that an error suggests, by default all names.
 
     Raises:
-        ConfigError: a pattern that matches nothing.
+        ConfigError: a pattern matches nothing.
     """
-    among, found = list(names), set[str]()
+    among, matches = list(names), set[str]()
     offered = among if offered is None else list(offered)
     for pattern in patterns:
         matched = [name for name in among if fnmatchcase(name, pattern)]
         if not matched:
-            shown = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if len(offered) > 8 else "")
-            there = f"there are {shown}" if shown else "there is nothing that it could match"
-            raise ConfigError(f"model.{key}: {pattern!r} matches nothing{nearest(pattern, offered)}; {there}")
-        found.update(matched)
-    return found
+            listed = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if len(offered) > 8 else "")
+            advice = f"there are {listed}" if listed else "there is nothing that it could match"
+            raise ConfigError(f"model.{key}: {pattern!r} matches nothing{nearest(pattern, offered)}; {advice}")
+        matches.update(matched)
+    return matches
 
 
 def trained_shapes(shapes: Mapping[str, tuple[int, ...]], parts: Parts) -> Mapping[str, tuple[int, ...]]:
-    """Those of all `shapes` that are trained, in their order."""
+    """Return the `shapes` of the trained parameters, in order."""
     if parts.trainable is None:
         return shapes
     chosen = matching(parts.trainable, shapes, "trainable")
@@ -116,5 +116,5 @@ def trained_shapes(shapes: Mapping[str, tuple[int, ...]], parts: Parts) -> Mappi
 
 
 def present_keys(section: BaseModel) -> dict[str, Any]:
-    """The keys of a section that say something."""
+    """Return the keys of a section that differ from the defaults."""
     return section.model_dump(mode="json", exclude_none=True, exclude_defaults=True, by_alias=True)

@@ -1,4 +1,4 @@
-"""Public examples through a model before training: what it makes must be what the task needs."""
+"""Check of a model on public examples before training: its output must fit the task."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str]:
-    """Pass public examples through the model as training does, up to the gradient; the model stays as it is.
+    """Pass public examples through the model as training does, up to the gradient, without changing the model.
 
     Args:
         x, y: examples [n, ...] and targets [n, ...] of the test set.
 
     Returns:
-        What its owner should know, where it can be trained all the same.
+        Warnings for the user about a model that can be trained.
 
     Raises:
-        ConfigError: an output that the task cannot use, or a bad task (see `check_task`); nothing that is trained decides the
-            output; or constants change.
+        ConfigError: the task is invalid (see `check_task`) or cannot use the output; the output does not depend on any trained
+            parameter; or constants change.
     """
     name, device = type(model.module).__name__, model.vector.device
     x, y = x.to(device), y.to(device)
@@ -77,8 +77,8 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
 
 
 def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
-    """Whether the network or the task can learn from two of these examples and not from one, as under batch normalisation."""
-    ours = not (model.is_custom or task.own)  # of these only batch normalisation asks for more than one
+    """Return whether the network or the task can learn from two of these examples but not from one, as with batch norm."""
+    ours = not (model.is_custom or task.own)  # of fedveil's parts only batch normalisation needs more than one
     if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
         return False
     with torch.no_grad(), _as_it_was(model):
@@ -95,21 +95,21 @@ def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
 
 @contextmanager
 def _as_it_was(model: FlatModel) -> Iterator[None]:
-    """Put back afterwards what a pass changes, the states of generators included."""
+    """Restore at the end everything that a pass changes, including the states of generators."""
     with Randomness(0).forward(model.vector.device, "public examples"), model.as_it_was():
         yield
 
 
 def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor | None, ...]:
-    """Return the gradient of the loss by each trained parameter; None for those that it does not depend on."""
+    """Return the gradient of the loss by each trained parameter, None if the loss does not depend on it."""
     name = type(model.module).__name__
 
-    def made() -> tuple[Tensor | None, ...]:
+    def compute() -> tuple[Tensor | None, ...]:
         loss = task.loss(_output(model, x, name).float(), y)
         return torch.autograd.grad(loss, list(trained_parameters(model.module).values()), allow_unused=True)
 
     try:
-        return made()
+        return compute()
     except ConfigError:
         raise
     except Exception as error:
@@ -118,20 +118,20 @@ def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tens
             remedy = "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
         elif "inplace operation" in reason:
             remedy = "what is computed there is changed in place later on: take operations that make new tensors (no add_, no +=)"
-        place = _at(users_place(frames_of(error))) or _place_of_forward(made)
+        place = _at(users_place(frames_of(error))) or _place_of_forward(compute)
         raise ConfigError(f"model: the gradients of {name}{place} cannot be computed: {reason}; {remedy}") from error
 
 
-def _place_of_forward(made: Callable[[], object]) -> str:
-    """Return where the forward pass computed what has no gradient, of which torch warns; else which operation it was."""
+def _place_of_forward(compute: Callable[[], object]) -> str:
+    """Return where the forward pass computed a value without a gradient, from torch's warning; else the operation's name."""
     with warnings.catch_warnings(record=True) as caught, suppress(Exception):
         warnings.simplefilter("always")
         with torch.autograd.detect_anomaly(check_nan=False):
-            made()
+            compute()
     texts = [str(warning.message) for warning in caught]
-    found = next((text for text in texts if "Traceback of forward call" in text), "")
-    frames = [(file, int(line)) for file, line in re.findall(r'^  File "(.*)", line (\d+)', found, re.MULTILINE)]
-    operation = re.match(r"Error detected in (\w+?)(Backward\d*)?\.", found)
+    traceback = next((text for text in texts if "Traceback of forward call" in text), "")
+    frames = [(file, int(line)) for file, line in re.findall(r'^  File "(.*)", line (\d+)', traceback, re.MULTILINE)]
+    operation = re.match(r"Error detected in (\w+?)(Backward\d*)?\.", traceback)
     return _at(users_place(frames)) or (f" (at its operation {operation[1]})" if operation else "")
 
 
@@ -140,13 +140,13 @@ def _at(place: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error's first line, without torch's own hints."""
+    """Return the error's first line, without torch's hints."""
     text = re.split(r"\.? Hint: |\.? To resolve this error", (str(error) or "-").splitlines()[0])[0]
     return f"{type(error).__name__}: {text}"
 
 
 def _try_sizes(model: FlatModel, x: Tensor, name: str) -> None:
-    """Batches of other sizes, in training and in evaluation; what the module's code keeps of these it keeps before any data."""
+    """Try batches of other sizes in training and evaluation, so that the module's code caches values of public examples only."""
     try:
         _output(model, x[:-1], name)
         model.eval()

@@ -1,4 +1,4 @@
-"""The parameters that a module trains, its frozen part, and modules that cannot be trained."""
+"""Trained parameters and frozen part of a module, and checks of modules."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WRAPPERS = {
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module that was handed over; the caller's stays as it is.
+    """Return a copy of a user's module, which itself is not changed.
 
     Raises:
-        ConfigError: as `check_module`; or it cannot be copied.
+        ConfigError: as in `check_module`, or the module cannot be copied.
     """
     check_module(module)
     try:
@@ -48,12 +48,13 @@ def own_copy(module: nn.Module) -> nn.Module:
 
 
 def fix(module: nn.Module) -> nn.Module:
-    """Return a copy with `nn.GroupNorm` in the place of batch normalisation, which mixes the examples of a batch.
+    """Return a copy with `nn.GroupNorm` in place of batch normalisation, which mixes the examples of a batch.
 
-    Scale and shift are kept, running statistics are not. Each group has four channels or more, and there are at most 32 groups.
+    Scale and shift are copied, running statistics are dropped. Each group has four channels or more, and there are at most 32
+    groups.
 
     Raises:
-        ConfigError: as `own_copy`.
+        ConfigError: as in `own_copy`.
     """
     whole, new = nn.Sequential(own_copy(module)), dict[nn.Module, nn.Module]()
     for part in list(whole.modules()):
@@ -66,17 +67,17 @@ def fix(module: nn.Module) -> nn.Module:
 def _by_groups(layer: _BatchNorm) -> nn.GroupNorm:
     channels = layer.num_features
     groups = max(n for n in range(1, 33) if n == 1 or (channels % n == 0 and channels >= 4 * n))
-    made = nn.GroupNorm(groups, channels, layer.eps, layer.affine)
+    norm = nn.GroupNorm(groups, channels, layer.eps, layer.affine)
     if layer.affine:
-        made.weight, made.bias = layer.weight, layer.bias
-    return made
+        norm.weight, norm.bias = layer.weight, layer.bias
+    return norm
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse what has no fixed float32 parameters of its own on the CPU.
+    """Refuse a module without plain float32 parameters of fixed shape on the CPU.
 
     Raises:
-        ConfigError: the first problem, and what to do.
+        ConfigError: the first problem, with advice.
     """
     name = type(module).__name__
     problem = next(_problems(module), "")
@@ -120,13 +121,13 @@ _log = logging.getLogger(__name__)
 
 
 def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
-    """Load public weights, put adapters in, and freeze what is not trained, as `parts` say.
+    """Load public weights, insert adapters, and freeze the untrained parameters, as `parts` specify.
 
     Args:
-        module: one's own; it is changed. seed: of the adapters.
+        module: user-defined; it is changed. seed: of the adapters.
 
     Raises:
-        ConfigError: nothing is trained, a pattern matches nothing, a module or a file that does not fit.
+        ConfigError: nothing is trained, a pattern matches nothing, or a module or a file does not fit.
     """
     check_module(module)
     if parts.weights is not None:
@@ -150,10 +151,10 @@ def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
 def load_weights(module: nn.Module, parts: Parts) -> None:
     """Set parameters and buffers from the file `parts.weights`.
 
-    Names must be those of the module; a parameter that `parts.trainable` matches may be absent, and keeps the value it has.
+    Names must be those of the module; a parameter that `parts.trainable` matches may be absent and keeps its value.
 
     Raises:
-        ConfigError: the file cannot be read, or names, shapes or types are others.
+        ConfigError: the file cannot be read, or names, shapes or types differ.
     """
     import torch
     from safetensors import SafetensorError
@@ -164,36 +165,36 @@ def load_weights(module: nn.Module, parts: Parts) -> None:
         loaded = load_file(str(parts.weights))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{where}: cannot be read as safetensors: {error}") from None
-    own = module.state_dict(keep_vars=True)
-    known = {t.data_ptr() for name, t in own.items() if name in loaded}
+    current = module.state_dict(keep_vars=True)
+    known = {t.data_ptr() for name, t in current.items() if name in loaded}
     trained = (
         matching(parts.trainable, dict(module.named_parameters(remove_duplicate=False)), "trainable") if parts.trainable else ()
     )
-    missing = [name for name, t in own.items() if name not in loaded and t.data_ptr() not in known]
-    lacking, unexpected = [name for name in missing if name not in trained], [name for name in loaded if name not in own]
+    missing = [name for name, t in current.items() if name not in loaded and t.data_ptr() not in known]
+    lacking, unexpected = [name for name in missing if name not in trained], [name for name in loaded if name not in current]
     other = [
-        f"{name} is {_kind(loaded[name])}, not {_kind(own[name])}"
-        for name in own.keys() & loaded.keys()
-        if loaded[name].shape != own[name].shape or not _exact(loaded[name].dtype, own[name].dtype)
+        f"{name} is {_kind(loaded[name])}, not {_kind(current[name])}"
+        for name in current.keys() & loaded.keys()
+        if loaded[name].shape != current[name].shape or not _exact(loaded[name].dtype, current[name].dtype)
     ]
     problems = (("missing: ", lacking), ("unexpected: ", unexpected), ("", sorted(other)))
-    if shown := "; ".join(f"{word}{', '.join(names)}" for word, names in problems if names):
+    if mismatch := "; ".join(f"{word}{', '.join(names)}" for word, names in problems if names):
         raise ConfigError(
-            f"{where} does not fit {type(module).__name__}: {shown}; a parameter may be missing if model.trainable matches it"
+            f"{where} does not fit {type(module).__name__}: {mismatch}; a parameter may be missing if model.trainable matches it"
         )
     with torch.no_grad():
         for name, value in loaded.items():
-            own[name].copy_(value)
+            current[name].copy_(value)
     if missing:
         _log.info("model.weights has no %s: trained from the run's seed", ", ".join(missing))
 
 
 def recorded_model(module: nn.Module, parts: Parts) -> RecordedModel:
-    """What a run records of a module whose parts are chosen."""
+    """Return the record of a module after `choose_parts`."""
     shapes = {name: tuple(p.shape) for name, p in trained_parameters(module).items()}
     file = "" if parts.weights is None else hashlib.sha256(Path(parts.weights).read_bytes()).hexdigest()
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    own = {name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"}  # adapters are drawn
+    own = {name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"}  # adapters come from the seed
     return RecordedModel(
         kind=name,
         shapes=shapes,
@@ -205,9 +206,9 @@ def recorded_model(module: nn.Module, parts: Parts) -> RecordedModel:
 
 
 def frozen_digest(module: nn.Module) -> str:
-    """SHA-256 over names, shapes and values of what is saved with a module and not trained; empty where there is nothing.
+    """Return the SHA-256 over names, shapes and values of a module's untrained state; an empty string if there is none.
 
-    Batch statistics, which training changes, and the counters beside them are left out.
+    Batch statistics, which training changes, and their counters are excluded.
     """
     import torch
 
@@ -223,24 +224,24 @@ def frozen_digest(module: nn.Module) -> str:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values; empty where there are none."""
+    """Return the SHA-256 over names, types, shapes and values; an empty string without tensors."""
     import torch
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest() if tensors else ""
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest() if tensors else ""
 
 
 def check_recorded(recorded: RecordedModel, now: RecordedModel, *, by_seed: bool) -> None:
-    """Refuse a module that is not the recorded one.
+    """Refuse a module that differs from the recorded one.
 
     Args:
-        by_seed: its initial values come from the run's seed, which need not be that of the recorded run.
+        by_seed: the initial values come from the run's seed, which may differ from that of the recorded run.
 
     Raises:
-        ConfigError: another layout, another frozen part, other public weights, or other initial values.
+        ConfigError: the layout, the frozen part, the public weights or the initial values differ.
     """
     if list(recorded.shapes.items()) != list(now.shapes.items()):
         both = recorded.shapes.keys() | now.shapes.keys()
@@ -270,7 +271,7 @@ def _kind(tensor: object) -> str:
 
 
 def _exact(loaded: object, own: object) -> bool:
-    """Whether each value of one type is one of the other."""
+    """Return whether the module's type represents each value of the loaded type exactly."""
     import torch
 
     return loaded == own or (own == torch.float32 and loaded in (torch.float16, torch.bfloat16))

@@ -1,1 +1,1 @@
-"""One file per published method: its policy, local objective, aggregation and claim."""
+"""Methods, one file each: policy, local training, aggregation and claim."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HALF = 0.5
-"""What a client releases beside its update: +1/2 if the update was within the clip, -1/2 if not."""
+"""A client's extra value: +1/2 if its update is within the clip, -1/2 if not."""
 
 
 class AdaptiveClipping(MethodConfig):
@@ -28,7 +28,7 @@ class AdaptiveClipping(MethodConfig):
         clip: C of the first round.
         quantile: gamma, the share of updates that should lie within the clip.
         rate: eta_C of the geometric step C <- C exp(-eta_C (share within - gamma)).
-        count_share: the part of a round's mu^2 that pays for the noisy count.
+        count_share: the share of a round's mu^2 for the noisy count.
     """
 
     name: Literal["adaptive-clipping"] = "adaptive-clipping"
@@ -38,7 +38,7 @@ class AdaptiveClipping(MethodConfig):
     count_share: float = Field(0.01, gt=0, lt=1)
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
-        """One number: whether the update was within the clip."""
+        """Return one number: whether the update is within the clip."""
         return {"within": ()}
 
     def calibrate(self, s: Setting) -> Setting:
@@ -46,17 +46,17 @@ class AdaptiveClipping(MethodConfig):
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
-        """The clip of each round from the noisy counts of those before."""
+        """Return the policy that derives the clip of each round from earlier noisy counts."""
         return QuantileClip(self)
 
     def client(self, s: Setting) -> Client:
-        """Plain local training, and the count."""
+        """Return plain local training with the count."""
         return Counted()
 
 
 @dataclass(frozen=True)
 class QuantileClip(Policy):
-    """C <- C exp(-eta_C (b - gamma)), b the released share of updates within the clip."""
+    """Policy C <- C exp(-eta_C (b - gamma)), for the released share b of updates within the clip."""
 
     method: AdaptiveClipping
 
@@ -64,14 +64,14 @@ class QuantileClip(Policy):
         return {"clip": self.method.clip}
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """mu^2 = (f / z)^2 of the round, divided between update and count."""
+        """Divide the round's mu^2 = (f / z)^2 between update and count."""
         share, clip = self.method.count_share, state["clip"]
         count = Extra(_HALF, _HALF * s.z / math.sqrt(share))
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(1 - share), place=place, extras={"within": count})
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """One geometric step; the clip stays between a millionth and a million times the first."""
+        """Make one geometric step, keeping the clip between a millionth and a million times the first clip."""
         within = _HALF + float(left.extras["within"])
         step = math.exp(-min(max(self.method.rate * (within - self.method.quantile), -20.0), 20.0))
         return {"clip": min(max(state["clip"] * step, 1e-6 * self.method.clip), 1e6 * self.method.clip)}
@@ -79,10 +79,10 @@ class QuantileClip(Policy):
 
 @dataclass(frozen=True)
 class Counted(Plain):
-    """Plain local training that also says whether its update is within the clip of the plan."""
+    """Plain local training that also releases whether its update is within the plan's clip."""
 
     def finish(self, local: Local) -> Tensor:
-        """The update; the count goes beside it."""
+        """Return the update, and set the count as an extra."""
         update = super().finish(local)
         assert local.plan is not None
         within = bool(update.norm() <= local.plan.clip)

@@ -1,7 +1,7 @@
 """Banded matrix factorisation (DP-FTRL): noise correlated over the rounds, so that later rounds cancel part of it.
 
-The server's model is a prefix sum of the rounds' means, and independent noise adds up in it. Noise C^-1 Z with a banded C does so
-far less, at the price of a participation rule: a client takes part at most every `separation` rounds.
+The server's model is a prefix sum of the rounds' means, in which independent noise accumulates. Noise C^-1 Z with a banded C
+accumulates far less, but needs a participation rule: a client takes part at most every `separation` rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BandedMF(MethodConfig):
 
     Args:
         clip: C, L2 bound on each client's update.
-        separation: b, rounds from one participation of a client to its next, at least; the sampler enforces it.
+        separation: b, least distance in rounds between two participations of a client; the sampler enforces it.
         band: width of the matrix; by default b. 1 is independent noise, T the whole square root.
     """
 
@@ -35,7 +35,7 @@ class BandedMF(MethodConfig):
     band: int | None = Field(None, ge=1)
 
     def calibrate(self, s: Setting) -> Setting:
-        """Noise for the configured epsilon: one Gaussian release for the whole run."""
+        """Calibrate the noise to the configured epsilon: one Gaussian release for the whole run."""
         refuse_dp_sgd(s, self.name)
         if not sum_noise(s):
             raise ConfigError("banded-mf adds correlated noise to sums: set privacy.view = 'aggregate' or 'final'")
@@ -54,7 +54,7 @@ class BandedMF(MethodConfig):
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
-        """The same clip and noise in every round, with one mechanism for the run; a client is in at most ceil(T / b) rounds."""
+        """Use the same clip and noise in every round and one mechanism for the run; a client is in at most ceil(T / b) rounds."""
         band = min(self.band or self.separation, s.rounds)
         coefficients = dyadic(square_root_coefficients(band), DYADIC_BITS)
         rule = Participation(-(-s.rounds // self.separation), self.separation)

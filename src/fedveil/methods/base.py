@@ -1,4 +1,4 @@
-"""What a method is written with: the base class, the public setting, and the parts that most methods share."""
+"""Everything needed to write a method: the base class, the public setting, and common parts."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from fedveil.training.local import Client, Plain
 
 
 class MethodConfig(BaseModel):
-    """Parameters of a method: frozen, no unknown keys; and what most methods do, for each to override what is its own.
+    """Base of a method: its parameters, frozen and without unknown keys, and defaults of its functions.
 
-    The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
-    calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
-    `proven_defaults`: defaults of the proven variant where they are not those of the published one.
+    The defaults are those of DP-FedAvg: plain local training, uniform weights, the mean, and noise calibrated to the configured
+    epsilon. `reconstructed`: parts that are reconstructed because no source states them, or empty. `proven_defaults`: defaults
+    of the proven variant that differ from those of the published one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,7 +49,7 @@ class MethodConfig(BaseModel):
 
     @model_validator(mode="after")
     def _of_variant(self) -> Self:
-        """What was not given has the variant's own default; it still counts as not given."""
+        """Set parameters that were not given to the variant's default; they still count as not given."""
         if getattr(self, "variant", "proven") == "proven":
             self.__dict__.update((key, value) for key, value in self.proven_defaults.items() if key not in self.model_fields_set)
         return self
@@ -58,23 +58,23 @@ class MethodConfig(BaseModel):
         return {}
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
-        """All clients have the cap of the run."""
+        """Return no individual caps: all clients have the cap of the run."""
         return ()
 
     def check(self, s: Setting) -> None:
         """Refuse a setting that the method has no price for."""
 
     def calibration_accountant(self, s: Setting) -> AccountantName:
-        """That by which the noise is calibrated."""
+        """Return the accountant by which the noise is calibrated."""
         return "auto"
 
     def calibrate(self, s: Setting) -> Setting:
-        """The noise multiplier that the configured epsilon needs."""
+        """Return the setting with the noise multiplier that the configured epsilon needs."""
         self.check(s)
         return calibrated(cast("Method", self), s, self.calibration_accountant(s))
 
     def release(self, s: Setting) -> Release:
-        """A method says here what leaves."""
+        """Return the part that plans each release; every method must define it."""
         raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `release`, which plans what leaves")
 
     def client(self, s: Setting) -> Client:
@@ -84,7 +84,7 @@ class MethodConfig(BaseModel):
         return Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """Read off the plan where it is always the same; else f / z a round, which the budget enforces plan by plan."""
+        """Return the cost of a fixed plan; otherwise f / z per round, which the budget enforces plan by plan."""
         release = self.release(s)
         if isinstance(release, Unproven):
             return [Unbounded(release.reason)]
@@ -94,16 +94,16 @@ class MethodConfig(BaseModel):
         return None
 
     def clip_norm(self, s: Setting) -> float | None:
-        """The parameter `clip`, where there is one."""
+        """Return the parameter `clip`, or None if the method has none."""
         return getattr(self, "clip", None)
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """Nothing beyond what every run rests on."""
+        """Return no assumptions beyond those of every run."""
         return ()
 
 
 def reads_public_split(s: Setting) -> tuple[str, ...]:
-    """The assumption of a method that reads the public split, in a run that has one."""
+    """Return the assumption of a method that reads the public split, if the run has one."""
     return ("data.public_fraction sets examples aside that are public",) if s.public_split else ()
 
 

@@ -1,7 +1,7 @@
-"""DP-FedSAM (Shi et al. 2023): clients look for flat minima by sharpness-aware minimisation; then DP-FedAvg's clip and noise.
+"""DP-FedSAM (Shi et al. 2023): clients seek flat minima by sharpness-aware minimisation; then DP-FedAvg's clip and noise.
 
-Only local training differs from DP-FedAvg, so its proof holds as it stands. Which coordinates `keep` leaves is a client's own
-secret: the clipped rest leaves under dense noise, so nothing of the choice shows.
+Only local training differs from DP-FedAvg, so its proof holds unchanged. The choice of coordinates by `keep` stays secret: the
+clipped update is released with noise on all coordinates.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class DPFedSAM(MethodConfig):
 
     Args:
         clip: C, L2 bound on each client's update.
-        rho: length of the way uphill, to the point at which a step takes its gradient; 0 for plain local training.
-        adaptive: measure that way relative to the size of each weight (ASAM), as the authors' program does.
+        rho: length of the ascent step to the point at which a step takes its gradient; 0 for plain local training.
+        adaptive: measure this length relative to the size of each weight (ASAM), as the authors' program does.
         keep: share of the update's coordinates, the largest, that are kept before the clip (DP-FedSAM-top_k); 1 for all.
     """
 
@@ -39,7 +39,7 @@ class DPFedSAM(MethodConfig):
     keep: float = Field(1.0, gt=0, le=1)
 
     def check(self, s: Setting) -> None:
-        """DP-SGD has no price for a second gradient of the same batch."""
+        """Refuse DP-SGD, which has no price for a second gradient of the same batch."""
         if s.example_clip is not None:
             raise ConfigError(
                 "dp-fedsam takes two gradients of each batch, and the first, which says where the second is taken, would leave "
@@ -47,7 +47,7 @@ class DPFedSAM(MethodConfig):
             )
 
     def release(self, s: Setting) -> Release:
-        """The same clip and noise in every round."""
+        """Use the same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))
 
     def client(self, s: Setting) -> Client:
@@ -56,14 +56,14 @@ class DPFedSAM(MethodConfig):
 
 @dataclass(frozen=True)
 class SharpnessAware(Plain):
-    """Steps along the gradient at w + rho g / ||g||, g that at w (Foret et al. 2021; adaptive: ASAM, Kwon et al. 2021)."""
+    """Steps along the gradient at w + rho g / ||g||, with g the gradient at w (Foret et al. 2021; ASAM: Kwon et al. 2021)."""
 
     rho: float = 0.05
     adaptive: bool = False
     keep: float = 1.0
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Two gradients of one batch; batch statistics follow the model itself, not the point uphill."""
+        """Compute two gradients of one batch; batch statistics are those at the model, not at the ascent point."""
         loss = local.gradient(local, x, y)
         if self.rho:
             model = local.model
@@ -76,14 +76,14 @@ class SharpnessAware(Plain):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The update, without its smallest coordinates."""
+        """Return the update without its smallest coordinates."""
         update = super().finish(local)
         dropped = len(update) - max(1, round(self.keep * len(update)))
         update[update.abs().topk(dropped, largest=False).indices] = 0.0
         return update
 
     def _uphill(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        """The way of length rho uphill [d]; relative to the weights it is rho w^2 g / ||w g||. Zero where the gradient is."""
+        """Return the ascent step [d] of length rho, or rho w^2 g / ||w g|| if `adaptive`; zero for a zero gradient."""
         scaled = weights * gradient if self.adaptive else gradient
         way = weights * scaled if self.adaptive else scaled
         uphill: Tensor = way * (self.rho / scaled.norm().clamp_min(1e-12))

@@ -26,7 +26,7 @@ class DPScaffold(MethodConfig):
 
     Args:
         clip: C, L2 bound on each client's update. control_clip: L2 bound on the change of its control variate.
-        control_share: the part of a round's mu^2 that pays for the control variates.
+        control_share: the share of a round's mu^2 for the control variates.
     """
 
     name: Literal["dp-scaffold"] = "dp-scaffold"
@@ -35,7 +35,7 @@ class DPScaffold(MethodConfig):
     control_share: float = Field(0.25, gt=0, lt=1)
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
-        """The change of the client's control variate."""
+        """Return one vector: the change of the client's control variate."""
         return {"control": (s.layout.dimension,)}
 
     def calibrate(self, s: Setting) -> Setting:
@@ -49,22 +49,22 @@ class DPScaffold(MethodConfig):
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
-        """Two parts, and the server's control variate for everybody."""
+        """Return the policy that releases both vectors and broadcasts the server's control variate."""
         return Controlled(self)
 
     def client(self, s: Setting) -> Client:
-        """SGD on gradient + c - c_i."""
+        """Return SGD on gradient + c - c_i."""
         return Corrected(_correction, s.local.optimizer.lr)
 
 
 @dataclass(frozen=True)
 class Controlled(Policy):
-    """c <- c + (n / N) mean of the released changes (Algorithm 1, server)."""
+    """Policy c <- c + (n / N) mean of the released changes (Algorithm 1, server)."""
 
     method: DPScaffold
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """mu^2 = (f / z)^2 of the round, divided between update and control variate."""
+        """Divide the round's mu^2 = (f / z)^2 between update and control variate."""
         m, server = self.method, state if sum_noise(s) else seen.server
         control: Any = server.get("control", seen.model.new_zeros(len(seen.model)))
         return Plan(
@@ -76,11 +76,11 @@ class Controlled(Policy):
         )
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """Aggregate view: the server moves c by the released mean."""
+        """Move c by the released mean (aggregate view)."""
         return self.observe_all(s, state, [left]) if sum_noise(s) else state
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
-        """Server view: the same from the single uploads."""
+        """Move c by the mean of the single uploads (server view)."""
         import torch
 
         if not uploads:
@@ -92,8 +92,8 @@ class Controlled(Policy):
 def _correction(local: Local) -> None:
     """Add c - c_i to the gradient."""
     assert local.plan is not None
-    own = local.state.get("control", 0.0)
-    local.model.grad.add_(local.plan.broadcast["control"] - own)
+    control = local.state.get("control", 0.0)
+    local.model.grad.add_(local.plan.broadcast["control"] - control)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Corrected(Plain, Remembering):
     lr: float = 0.1
 
     def finish(self, local: Local) -> Tensor:
-        """The update; the change of the control variate goes beside it."""
+        """Return the update, and set the change of the control variate as an extra."""
         assert local.plan is not None
         update = super().finish(local)
         before = local.state.get("control", update.new_zeros(len(update)))

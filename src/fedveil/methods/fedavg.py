@@ -27,11 +27,11 @@ class FedAvg(MethodConfig):
     proximal: float = Field(0.0, ge=0)
 
     def calibrate(self, s: Setting) -> Setting:
-        """Only DP-SGD inside the clients has noise to calibrate."""
+        """Calibrate the noise of DP-SGD inside the clients; other runs add no noise."""
         if s.example_clip is not None:
-            found = calibrated(self, s)
-            check_weights(self, found)
-            return found
+            setting = calibrated(self, s)
+            check_weights(self, setting)
+            return setting
         if s.epsilon is not None or s.noise_multiplier is not None:
             raise ConfigError(
                 "fedavg adds no noise, so privacy.epsilon and privacy.noise_multiplier have no meaning here: "
@@ -40,21 +40,21 @@ class FedAvg(MethodConfig):
         return s
 
     def release(self, s: Setting) -> Release:
-        """Everything leaves as it is, or after DP-SGD."""
+        """Release updates unchanged, or after DP-SGD."""
         return Fixed(gaussian_plan(s, 1.0) if s.example_clip is not None else Plan())
 
     def client(self, s: Setting) -> Client:
-        """Plain or proximal local training."""
+        """Return plain or proximal local training."""
         return Plain(Proximal(self.proximal) if self.proximal else None)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """Nothing can be proven without clip and noise."""
+        """Return the releases of DP-SGD; nothing can be proven without clip and noise."""
         if s.example_clip is not None:
             return gaussian_releases(s, view)
         return [Unbounded("fedavg neither clips nor adds noise")]
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """DP-SGD counts records per client by their nominal number; only the weights show the true one."""
+        """Return that sizes are public if DP-SGD is weighted by them; DP-SGD itself uses only the nominal number of records."""
         public = s.example_clip is not None and self.weighting == "examples"
         return ("each client's number of examples is public",) if public else ()
 
@@ -70,5 +70,5 @@ class DPFedAvg(MethodConfig):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def release(self, s: Setting) -> Release:
-        """The same clip and noise in every round."""
+        """Use the same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))

@@ -1,4 +1,4 @@
-"""Gradient compression, and what defences without a guarantee share."""
+"""Gradient compression, and the base of defences without a guarantee."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Defence(MethodConfig):
-    """FedAvg whose clients alter what they send so that images are harder to reconstruct; nothing can be proven of it."""
+    """FedAvg whose clients alter their updates to make images harder to reconstruct, without a provable guarantee."""
 
     variant: ClassVar[Variant] = "published"
     reason: ClassVar[str]
     weighting: Weighting = "examples"
 
     def calibrate(self, s: Setting) -> Setting:
-        """There is no noise to calibrate; the defences are about single uploads."""
+        """Refuse settings of noise, since the defences add none and concern single uploads."""
         refuse_dp_sgd(s, self.name)
         if s.epsilon is not None or s.noise_multiplier is not None:
             raise ConfigError(
@@ -38,7 +38,7 @@ class Defence(MethodConfig):
 
 
 def last_matrix(layout: Layout) -> int | None:
-    """The layer whose weight [outputs, inputs] is the last matrix of the model, or None."""
+    """Return the index of the layer whose weight [outputs, inputs] is the last matrix of the model, or None."""
     matrices = [i for i, (name, shape) in enumerate(zip(layout.names, layout.shapes, strict=True)) if _is_matrix(name, shape)]
     return matrices[-1] if matrices else None
 
@@ -66,17 +66,17 @@ class GradientCompression(Defence):
     pruning_rate: float = Field(0.9, ge=0, lt=1)
 
     def release(self, s: Setting) -> Release:
-        """What is zero is not sent."""
+        """Send only coordinates that are not zero."""
         return Unproven(("update",), self.reason, what_is_not_zero)
 
     def client(self, s: Setting) -> Client:
-        """Plain training, then pruning."""
+        """Return plain training with pruning at the end."""
         return Pruned(rate=self.pruning_rate)
 
 
 @dataclass(frozen=True)
 class Pruned(Plain):
-    """Plain training whose update loses its small entries, layer by layer."""
+    """Plain training that sets small entries of its update to zero, layer by layer."""
 
     rate: float = 0.0
 
@@ -88,7 +88,7 @@ class Pruned(Plain):
 
 
 def quantile(values: Tensor, share: float) -> Tensor:
-    """The value below which a share of the values lies, interpolated linearly, as numpy's percentile is."""
+    """Return the quantile of the values at `share`, interpolated linearly as in numpy."""
     ordered, position = values.sort().values, share * (len(values) - 1)
     below = int(position)
     above = min(below + 1, len(values) - 1)

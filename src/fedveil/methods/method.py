@@ -1,7 +1,7 @@
-"""What the rest of fedveil asks of a method, and the parts of which a method is made.
+"""The interface of a method, and the parts that make up a method.
 
-A release plans what leaves: a `Schedule` from the round alone, a `Policy` from what was released, an `Unproven` one from the
-private update. A client trains (`fedveil.training.local`). A server makes the step of the global model.
+A release part plans each release: a `Schedule` from the round alone, a `Policy` from earlier releases, an `Unproven` one from the
+private update. A client trains (`fedveil.training.local`). A server computes the step of the global model.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Schedule(ABC):
-    """Plans that follow from the round alone, and so are those of all clients of one noise.
+    """Plans that depend on the round alone, and so are the same for all clients with the same noise.
 
-    All of them are made and hashed before the first round, and the plan of a round is held against its hash. Only so may a sum
-    be credited with the noise of all its uploads.
+    All plans are made and hashed before the first round, and the plan of a round is checked against its hash. This is required
+    to credit a sum with the noise of all its uploads.
     """
 
     @abstractmethod
     def plan(self, s: Setting, t: int) -> Plan:
-        """Return the plan of round t; where clients have caps of their own, `s` has the noise of one cap."""
+        """Return the plan of round t; if clients have individual caps, `s` has the noise of one cap."""
 
 
 @dataclass(frozen=True)
 class Fixed(Schedule):
-    """The same plan in every round."""
+    """Schedule with the same plan in every round."""
 
     always: Plan
 
@@ -49,7 +49,7 @@ class Fixed(Schedule):
 
 @dataclass(frozen=True)
 class Scheduled(Schedule):
-    """A list of plans, one for each round."""
+    """Schedule with a list of plans, one for each round."""
 
     plans: tuple[Plan, ...]
 
@@ -58,11 +58,11 @@ class Scheduled(Schedule):
 
 
 class Policy(ABC):
-    """Plans that follow what was released: functions of explicit state, which is plain and checkpoints.
+    """Plans that depend on earlier releases, through an explicit plain state that is checkpointed.
 
-    In the server view each client has a state of its own, in the others there is one for all. All that a policy is given has left
-    already or is public, so it cannot read private data. One with an attribute `public_steps` asks the server to train on the
-    public split before each round (`Released.public_update`).
+    In the server view each client has a separate state, in the other views all share one. A policy receives only earlier releases
+    and public values, so it cannot read private data. With an attribute `public_steps`, the server trains on the public split
+    before each round (`Released.public_update`).
     """
 
     def start(self, s: Setting) -> State:
@@ -71,24 +71,24 @@ class Policy(ABC):
 
     @abstractmethod
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """Return the plan of the coming release: a pure function, so that any worker comes to the same one."""
+        """Return the plan of the next release; a pure function, so that all workers compute the same plan."""
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Return the state after a release."""
         return state
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
-        """Return the server's state after all uploads of a round, which later plans find in `seen.server` (server view)."""
+        """Return the server's state after all uploads of a round, available to later plans as `seen.server` (server view)."""
         return state
 
 
 @dataclass(frozen=True)
 class Unproven:
-    """Plans that are made from the private update, as published methods make them; nothing is proven of such a run.
+    """Plans made from the private update, as some published methods do; such a run has no guarantee.
 
     Args:
-        reads: names of the private quantities that decide, for the ledger. reason: why nothing can be proven.
-        make: from the setting, what was released and the private update [d] to the plan.
+        reads: names of the private quantities that plans depend on, for the ledger. reason: why nothing can be proven.
+        make: computes the plan from the setting, the released values and the private update [d].
     """
 
     reads: tuple[str, ...]
@@ -100,12 +100,12 @@ Release = Schedule | Policy | Unproven
 
 
 def as_trained(s: Setting, seen: Released, update: Tensor) -> Plan:
-    """Everything leaves as training made it."""
+    """Release the update unchanged."""
     return Plan()
 
 
 def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
-    """Leave out coordinates that training left at zero."""
+    """Omit coordinates that are zero after training."""
     return Plan(support=update != 0)
 
 
@@ -114,10 +114,10 @@ def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
 
 @dataclass(frozen=True)
 class Summed:
-    """The input of a server that sees only a sum: the weighted mean of a round's uploads, and the global model.
+    """Input of a server that sees only a sum: the weighted mean of a round's uploads, and the global model.
 
     Args:
-        vector: [d], of the updates. start: the global model [d] that they are relative to. extras: the means of the extras.
+        vector: mean of the updates [d]. start: the global model [d] that they are relative to. extras: means of the extras.
     """
 
     round: int
@@ -134,24 +134,24 @@ class Summed:
 
 
 class SumServer(ABC):
-    """A server that is given the mean of a round's uploads and nothing else of them, so that their sum may be credited."""
+    """Server that receives only the mean of a round's uploads, so that the noise of their sum may be credited."""
 
     @abstractmethod
     def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
-        """Return its next state, empty at first, and the step [d] of the global model."""
+        """Return the next state, initially empty, and the step [d] of the global model."""
 
 
 class UploadServer(ABC):
-    """A server that sees single uploads, where the run has them; no sum of their noise is credited."""
+    """Server that sees single uploads, if the run has them; the sum of their noise is not credited."""
 
     @abstractmethod
     def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, Tensor]:
-        """Return its next state, empty at first, and the step [d]; `start` of each upload is the global model [d]."""
+        """Return the next state, initially empty, and the step [d]; `start` of each upload is the global model [d]."""
 
 
 @final
 class Mean(SumServer):
-    """The mean."""
+    """Server that takes the mean."""
 
     def step(self, s: Setting, state: State, total: Summed) -> tuple[State, Tensor]:
         return state, total.vector
@@ -159,7 +159,7 @@ class Mean(SumServer):
 
 @final
 class CoverageMean(UploadServer):
-    """For each coordinate, the weighted mean over the clients that sent it; the others keep the global model's value."""
+    """Server that averages each coordinate over the clients that sent it; coordinates that nobody sent do not change."""
 
     def step(self, s: Setting, state: State, uploads: Sequence[Upload]) -> tuple[State, Tensor]:
         import torch
@@ -173,17 +173,17 @@ class CoverageMean(UploadServer):
 
 
 def mean(uploads: Sequence[Upload]) -> Tensor:
-    """The weighted mean of what was released."""
+    """Return the weighted mean of released vectors."""
     return weighted_mean([u.vector for u in uploads], [u.weight for u in uploads])
 
 
 def weighted_mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The mean of vectors of one shape."""
+    """Return the weighted mean of vectors of one shape."""
     total = sum(weights)
-    found = vectors[0] * (weights[0] / total)
+    result = vectors[0] * (weights[0] / total)
     for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-        found.add_(vector, alpha=weight / total)
-    return found
+        result.add_(vector, alpha=weight / total)
+    return result
 
 
 Variant = Literal["published", "proven"]
@@ -191,71 +191,71 @@ Weighting = Literal["uniform", "examples"]
 
 
 class Method(Protocol):
-    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `release`."""
+    """Method: a frozen configuration and functions of the public setting; `MethodConfig` has defaults except for `release`."""
 
     @property
     def name(self) -> str:
-        """The name in configurations, for instance `dp-fedavg`."""
+        """Return the name in configurations, for instance `dp-fedavg`."""
         ...
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
-        """Named vectors that leave beside the update: shape by name, `()` for one number."""
+        """Return the extra vectors of a release: shape by name, `()` for one number."""
         ...
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
-        """The cap of each client, from client 0 on, the largest of them `privacy.epsilon` (server view); empty: all alike."""
+        """Return the cap of each client, the largest equal to `privacy.epsilon` (server view); empty if all are equal."""
         ...
 
     def calibrate(self, s: Setting) -> Setting:
-        """The setting with its noise multiplier known (see `calibrated`)."""
+        """Return the setting with its noise multiplier (see `calibrated`)."""
         ...
 
     def release(self, s: Setting) -> Release:
-        """The part that plans each release."""
+        """Return the part that plans each release."""
         ...
 
     def client(self, s: Setting) -> Client:
-        """What local training does."""
+        """Return the local training."""
         ...
 
     def server(self, s: Setting) -> SumServer | UploadServer:
-        """The part that makes the step of the global model from what was released."""
+        """Return the part that computes the step of the global model from the releases."""
         ...
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """Everything that a run releases to an adversary with that view, as the accountant must count it."""
+        """Return the privacy events of a run seen under `view`."""
         ...
 
     def claim(self, s: Setting) -> Claim | None:
-        """What the paper claims of this configuration; None when it claims nothing."""
+        """Return the paper's claim about this configuration, or None."""
         ...
 
     def clip_norm(self, s: Setting) -> float | None:
-        """C, the bound on one update's L2 norm, or None when updates are not clipped."""
+        """Return C, the bound on an update's L2 norm, or None if updates are not clipped."""
         ...
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """What the proven bound rests on beyond what every run rests on."""
+        """Return the assumptions of the proven bound beyond those of every run."""
         ...
 
 
 def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
-    """The shape of each extra of a release: those of the method, and the counts of an evaluation."""
+    """Return the shape of each extra of a release: those of the method, and the counts of an evaluation."""
     return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
 
 
 def participation_of(method: Method, s: Setting) -> Participation | None:
-    """Who may take part how often, where the noise of the run depends on it; the sampler enforces it."""
+    """Return the participation rule that the run's noise depends on, or None; the sampler enforces it."""
     release = method.release(s)
     return release.always.mechanism.participation if isinstance(release, Fixed) else None
 
 
 def is_own(method: Method) -> bool:
-    """Whether its class is the user's own code."""
+    """Return whether the method is user-defined."""
     return type(method).__module__.partition(".")[0] != "fedveil"
 
 
 def weighting_of(method: Method) -> Weighting:
-    """How clients weigh in the mean: by the method's `weighting`, as a parameter or a property, else all the same."""
-    found: Weighting = getattr(method, "weighting", "uniform")
-    return found
+    """Return the weighting of clients in the mean: the method's `weighting`, a parameter or property, else uniform."""
+    weighting: Weighting = getattr(method, "weighting", "uniform")
+    return weighting

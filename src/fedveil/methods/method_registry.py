@@ -1,4 +1,4 @@
-"""The methods by name: those of the table, and a project's own, which its plugins register."""
+"""Methods by name: built-in methods from the table, and user-defined methods registered by plugins."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ METHODS: Registry[type[MethodConfig]] = Registry(
 
 
 def register(kind: type[Kind]) -> type[Kind]:
-    """Make a method of one's own known by its name: a decorator of its configuration class.
+    """Register a user-defined method by its name; a decorator of its configuration class.
 
     Raises:
-        ConfigError: a part of `Method` is missing, or another method has the name.
+        ConfigError: a part of `Method` is missing, or the name is taken.
     """
     parts = [part for part in vars(Method) if not part.startswith("_")]
     missing = [part for part in parts if not hasattr(kind, part) and part not in kind.model_fields]
@@ -38,10 +38,10 @@ def register(kind: type[Kind]) -> type[Kind]:
 
 
 def method_from(options: dict[str, Any]) -> Method:
-    """The method that `options` describe: `name`, and the parameters of that method.
+    """Return the method that `options` describe: `name`, and the parameters of that method.
 
     Raises:
-        ConfigError: unknown name or parameter, impossible value.
+        ConfigError: unknown name or parameter, or an invalid value.
     """
     kind = METHODS.find(str(options.get("name")))
     try:
@@ -52,7 +52,7 @@ def method_from(options: dict[str, Any]) -> Method:
 
 
 def described(name: str) -> str:
-    """A method's one line, its parameters with their defaults, what they mean, and what of it is reconstructed."""
+    """Return a method's docstring, its reconstructed parts, and its parameters with their defaults."""
     kind = METHODS.find(name)
     defaults = "\n".join(f"  {key} = {_default(kind, key)}" for key in kind.model_fields if key != "name")
     rebuilt = f"\n\nReconstructed, not read in a source: {kind.reconstructed}." if kind.reconstructed else ""
@@ -60,6 +60,6 @@ def described(name: str) -> str:
 
 
 def _default(kind: type[MethodConfig], key: str) -> str:
-    """A parameter's default, and that of the published variant where it is another."""
+    """Return a parameter's default, and that of the published variant if it differs."""
     default = kind.model_fields[key].default
     return f"{kind.proven_defaults[key]!r} (published: {default!r})" if key in kind.proven_defaults else repr(default)

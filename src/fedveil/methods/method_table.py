@@ -1,4 +1,4 @@
-"""The methods of fedveil: the name in a configuration, and where its class is. A new method is one line here."""
+"""Built-in methods: the name in a configuration and the place of the class. A new method is one line here."""
 
 METHOD_TABLE = {
     "fedavg": "fedveil.methods.fedavg:FedAvg",

@@ -1,4 +1,4 @@
-"""Methods whose runs have one price, fixed before the data are seen."""
+"""Methods whose runs have a price fixed before the data are seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedveil.methods.setting import Setting
 
 
 def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
-    """The plans of all rounds, where they are known before the data are seen and scaled by one noise multiplier; else none."""
+    """Return the plans of all rounds if they are fixed before the data are seen and scale with one noise multiplier, else ()."""
     if not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
         return ()
     release = method.release(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
@@ -22,11 +22,11 @@ def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
 
 
 def check_selection(method: Method, s: Setting) -> None:
-    """Refuse a search whose price is not known: it counts runs in which the plan of each round is fixed before the data are seen.
+    """Refuse a search without a known price, which requires runs whose plans are fixed before the data are seen.
 
     Raises:
-        ConfigError: plans that adapt, noise that no single multiplier sets, a unit or view that a search does not protect, or a
-            guarantee that is not that of the whole search.
+        ConfigError: plans that adapt, noise not set by a single multiplier, a unit or view that a search does not protect, or a
+            guarantee that does not cover the whole search.
     """
     if s.selection is None:
         return
@@ -48,10 +48,10 @@ def check_selection(method: Method, s: Setting) -> None:
 
 
 def check_noise_cohort(method: Method, s: Setting) -> None:
-    """Refuse noise of a larger federation where it is not one number that is added to the sum of a round.
+    """Refuse noise of a larger federation unless it is a single noise level on the sum of a round.
 
     Raises:
-        ConfigError: a federation that is not larger, a guarantee beside it, or releases of another kind.
+        ConfigError: a federation that is not larger, or releases of another kind.
     """
     larger = s.noise_cohort
     if larger is None:

@@ -1,4 +1,4 @@
-"""The projection of each round's global model on a ball, and the bound on the last model alone that it allows."""
+"""The projection of each round's global model on a ball, and the resulting bound for the last model alone."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 1 - 1e-6
-"""A projected float32 model is scaled this much further, so that its exact norm stays within the ball."""
+"""Extra factor on a projected float32 model, so that its exact norm stays within the ball."""
 
 _FLOATS = 2.0**-20
-"""What float32 puts between two models in a round, in diameters of the ball: decoding the mean, adding it, projecting."""
+"""Float32 error per round between two models, in diameters of the ball: decoding the mean, adding it, projecting."""
 
 
 @final
 @dataclass(frozen=True)
 class Trajectory(Schedule):
-    """The plans of the convergent f-DP analysis: clip C_t known in advance, constant noise std on each upload.
+    """Schedule of the convergent f-DP analysis: clip C_t known in advance, constant noise std on each upload.
 
     Args:
-        bounds: C_t of each round, or one number for all. C_t is what K clipped steps cannot exceed, so the clip only guards
-            against rounding.
+        bounds: C_t of each round, or one number for all. K clipped steps cannot exceed C_t, so the clip only guards against
+            rounding.
     """
 
     bounds: NDArray[np.float64]
@@ -51,10 +51,10 @@ class Trajectory(Schedule):
 @final
 @dataclass(frozen=True)
 class Projected(SumServer):
-    """The mean, and the model that it leads to projected on a ball around the origin; it prices the last model alone.
+    """Server that takes the mean and projects the new model on a ball around the origin; it can price the last model alone.
 
     Args:
-        diameter: D. smoothness: L that the price may assume of every client's loss, or None to assume nothing.
+        diameter: D. smoothness: L, assumed for every client's loss in the price, or None for no assumption.
     """
 
     diameter: float
@@ -72,15 +72,15 @@ class Projected(SumServer):
         """Return mu of the last model, by shifted interpolation (docs/privacy.md, section 5).
 
         The mean of n uploads, k of them honest, has noise std sigma sqrt(k) / n; one client moves it by f C_t / n. Without
-        smoothness two models at distance d end a round at most d + 2 C_t apart, whatever the clients do.
+        smoothness, two models at distance d end a round at most d + 2 C_t apart, for any client behaviour.
 
-        What leaves is truncated to a grid, which no Lipschitz map is: with smoothness two models end up to h sqrt(d) further
-        apart, h the grid step of one upload. Shifts are whole grid steps of the sum, which leaves h sqrt(d) / n. Floats add
-        theirs.
+        Releases are truncated to a grid, and truncation is not Lipschitz: with smoothness two models end up to h sqrt(d) further
+        apart, for the grid step h of one upload. Shifts are whole grid steps of the sum, which adds h sqrt(d) / n. Float32 adds
+        its error.
 
         Args:
-            pull: alpha of the clients' proximal steps on clipped gradients, 0 for none; None where they train in another way,
-                of which smoothness says nothing.
+            pull: alpha of the clients' proximal steps on clipped gradients, 0 for none; None for other training, to which
+                smoothness does not apply.
         """
         cell = _grid_step(s, steps) * math.sqrt(s.layout.dimension)
         rounded = cell / s.cohort + _FLOATS * self.diameter
@@ -91,27 +91,26 @@ class Projected(SumServer):
         return mu * s.cohort / (steps.noise_std * math.sqrt(s.sharers_to(View.FINAL)))
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """Return what its price rests on."""
-        found = [
+        """Return the assumptions of the price."""
+        texts = [
             "final view: the adversary sees no model but the last and no figure of the others, such as each round's in "
             "history.csv, and no round fails or has fewer honest uploads than planned",
             "final view: the last digits of the last model, below the grid step of the mean or by the rounding of float32, tell "
             "nothing of earlier rounds",
         ]
         if self.smoothness is not None:
-            found.append(
+            texts.append(
                 f"final view: every client's loss is {self.smoothness:g}-smooth, with gradients and steps as float32 computes "
                 "them, which no network's is known to be"
             )
-        return tuple(found)
+        return tuple(texts)
 
 
 def last_model_mu(method: Method, s: Setting) -> float | None:
-    """Return mu of the last model alone, or None where the parts of the method allow no bound but that of all rounds.
+    """Return mu of the last model alone, or None if the method allows only the bound for all rounds.
 
-    A projected mean of equal weights has one, of releases along a trajectory and nothing beside them. Runs that promise something
-    to the server have none: their uploads are averaged in float32 one by one, whose error has no bound. The bound says nothing
-    about an average of several models.
+    The bound holds for a projected mean of equal weights, with releases along a `Trajectory` and without extras. It does not hold
+    in the server view, where uploads are averaged in float32 one by one with an unbounded error, nor for an average of models.
     """
     server = method.server(s)
     if not isinstance(server, Projected) or s.scope.view is View.SERVER or s.z == 0:
@@ -124,13 +123,13 @@ def last_model_mu(method: Method, s: Setting) -> float | None:
 
 
 def assumptions_of(method: Method, s: Setting) -> tuple[str, ...]:
-    """Return what the proven bound rests on beyond what every run rests on: of the method, and of a projection."""
-    server, found = method.server(s), method.assumptions(s)
-    return (*found, *server.assumptions(s)) if isinstance(server, Projected) and s.scope.view is not View.SERVER else found
+    """Return the assumptions of the proven bound beyond those of every run: of the method, and of a projection."""
+    server, common = method.server(s), method.assumptions(s)
+    return (*common, *server.assumptions(s)) if isinstance(server, Projected) and s.scope.view is not View.SERVER else common
 
 
 def rates(spec: LocalSpec, rounds: int) -> list[list[float]]:
-    """eta_{k,t} for each round; one round where they do not depend on the round."""
+    """Return eta_{k,t} for each round, or for one round if they do not depend on it."""
     steps = int(spec.steps or 0)
     distinct = rounds if spec.schedule in ("stage-wise", "iterative") else 1
     return [[spec.learning_rate(t, k, steps) for k in range(steps)] for t in range(distinct)]
@@ -138,7 +137,7 @@ def rates(spec: LocalSpec, rounds: int) -> list[list[float]]:
 
 @lru_cache(maxsize=16)
 def reach(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.float64]:
-    """C_t for each round (one number where the rate does not depend on the round): how far K clipped steps can go."""
+    """Return C_t for each round (one number if rates do not depend on the round), the largest move of K clipped steps."""
     v = float(spec.batch_clip or 0.0)
     bounds = np.array([shift(r, v, 1, proximal=proximal, adjacency=Adjacency.ZERO_OUT) for r in rates(spec, rounds)])
     bounds.flags.writeable = False
@@ -146,7 +145,7 @@ def reach(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.float64]:
 
 
 def _pull(method: Method, s: Setting) -> float | None:
-    """alpha of the clients' proximal steps, or None where they are no plain SGD on clipped gradients."""
+    """Return alpha of the clients' proximal steps, or None unless they are plain SGD on clipped gradients."""
     client, o = method.client(s), s.local.optimizer
     plain = o.name == "sgd" and not o.momentum and not o.weight_decay and s.local.batch_clip is not None
     if type(client) is not Plain or not plain or s.local.steps is None:
@@ -157,7 +156,7 @@ def _pull(method: Method, s: Setting) -> float | None:
 
 
 def _grid_step(s: Setting, steps: Trajectory) -> float:
-    """The grid step of an upload, the largest of all rounds."""
+    """Return the largest grid step of an upload over all rounds."""
     plan = Plan(clip=float(steps.bounds.max()), noise_std=steps.noise_std * s.update_noise, place="upload")
     return max(2.0**k for _, k in ReleaseLayout(s.layout, bits=s.grid_bits).grid(plan))
 
@@ -172,15 +171,17 @@ def _unit_last_mu(
     share: float,
     extra: float,
 ) -> float:
-    """One of the two bounds for noise std 1 on the model; mu is inverse to the std. Each gamma is share C_t + extra.
+    """Return one of the two bounds for noise std 1 on the model; mu is inverse to the std. Each gamma is share C_t + extra.
 
     Args:
-        smooth: alpha of the proximal steps and L of the losses, or None for the bound that assumes nothing.
+        smooth: alpha of the proximal steps and L of the losses, or None for the bound without assumptions.
     """
     each = rates(spec, rounds)
     rhos = np.array([1.0 if smooth is None else lipschitz(r, smooth[1], proximal=smooth[0]) for r in each])
     gammas = share * np.array(bounds) + extra
-    if len(gammas) == 1:  # all rounds are alike: in closed form
+    if len(gammas) == 1:  # equal rounds have a closed form
         return final_mu_constant(float(rhos[0]), float(gammas[0]), rounds, diameter, 1.0)
-    gammas[0] += diameter  # the first model may lie outside the ball, where floats are coarser; after it two models are D apart
+    gammas[0] += (
+        diameter  # the first model may lie outside the ball, where floats are coarser; afterwards two models are at most D apart
+    )
     return final_mu(rhos, gammas, np.full(rounds, diameter), np.ones(rounds))

@@ -1,4 +1,4 @@
-"""The releases and the cost of a run: its plans, their price, the noise for a target, and the declared cost."""
+"""The cost of a run: its plans, their price, the noise for a target, and the declared releases."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planner:
-    """The source of a run's plans, for one client (server view) or for all of them (client -1).
+    """Source of a run's plans, for one client (server view) or for all clients (client -1).
 
     Args:
-        part: the release. hashes: of a schedule, that of the plan of each round, for each cap of clients.
+        part: the release part. hashes: the hash of each round's plan of a schedule, for each cap of clients.
     """
 
     part: Schedule | Policy | Unproven
@@ -43,10 +43,10 @@ class Planner:
 
     @classmethod
     def of(cls, part: Schedule | Policy | Unproven, s: Setting) -> Planner:
-        """Return the planner of a release; the plans of a schedule are all made and hashed.
+        """Return the planner of a release part; all plans of a schedule are made and hashed.
 
         Raises:
-            ConfigError: the part, or a plan, is of another type.
+            ConfigError: the part, or a plan, is of the wrong type.
         """
         if isinstance(part, Policy | Unproven):
             return cls(part, s)
@@ -59,7 +59,7 @@ class Planner:
 
     @property
     def common(self) -> bool:
-        """Whether all clients have the same plan, which is known beforehand."""
+        """Return whether all clients have the same plan, known beforehand."""
         return isinstance(self.part, Schedule) and not self.setting.groups
 
     def start(self) -> State:
@@ -67,10 +67,10 @@ class Planner:
         return self.part.start(self.setting) if isinstance(self.part, Policy) else {}
 
     def plan(self, seen: Released, state: State) -> Plan | Raw:
-        """Return the plan of the coming release.
+        """Return the plan of the next release.
 
         Raises:
-            ConfigError: it is not the one that was made before the first round, or no plan.
+            ConfigError: it is not a plan, or differs from the plan made before the first round.
         """
         s = self.setting.of(seen.client)
         if isinstance(self.part, Unproven):
@@ -92,29 +92,29 @@ class Planner:
         return [self.part.measures(state) if state else {} for state in states] if isinstance(self.part, HasMetrics) else []
 
     def _scheduled(self, s: Setting, client: int, t: int) -> Plan:
-        """The plan of that round, kept for the other clients of its cap."""
+        """Return the plan of that round, cached for the other clients of the same cap."""
         cap = next((i for i, group in enumerate(self.setting.groups) if client in group.clients), 0)
-        made, plan = self._last.get(cap, (-1, None))
-        if made != t or plan is None:
+        round_made, plan = self._last.get(cap, (-1, None))
+        if round_made != t or plan is None:
             assert isinstance(self.part, Schedule)
             plan = checked(self.part.plan(s, t), t)
-            made_first = self.hashes[cap][t : t + 1]  # none of a round after the last, which only an audit asks for
-            if made_first and digest(plan) != made_first[0]:
+            expected = self.hashes[cap][t : t + 1]  # empty for a round after the last, which only an audit requests
+            if expected and digest(plan) != expected[0]:
                 raise ConfigError(f"the plan of round {t} is not the one that was made before the first round")
             self._last[cap] = t, plan
         return plan
 
 
 def is_common(method: Method, s: Setting) -> bool:
-    """Whether all clients have the same plan in a round, which is known before the first."""
+    """Return whether all clients have the same plan in a round, known before the first round."""
     return isinstance(method.release(s), Schedule) and not s.groups
 
 
 def checked(plan: Any, t: int) -> Plan:
-    """Return a plan.
+    """Return `plan` if it is a Plan.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not.
     """
     if not isinstance(plan, Plan):
         raise ConfigError(f"a release's `plan` returned {type(plan).__name__} for round {t}; it must return a Plan")
@@ -122,31 +122,31 @@ def checked(plan: Any, t: int) -> Plan:
 
 
 def _hashes(schedule: Schedule, s: Setting) -> list[bytes]:
-    found: list[bytes] = []
+    hashes: list[bytes] = []
     before = None
     for t in range(s.rounds):
         plan = checked(schedule.plan(s, t), t)
-        found.append(found[-1] if plan is before else digest(plan))
+        hashes.append(hashes[-1] if plan is before else digest(plan))
         before = plan
-    return found
+    return hashes
 
 
 def sum_noise(s: Setting) -> bool:
-    """Whether the noise of this run is added once to the sum of a round (secure aggregation or a trusted server)."""
+    """Return whether the noise is added once to the sum of a round (secure aggregation or a trusted server)."""
     return s.scope.view is not View.SERVER
 
 
 def gaussian_plan(s: Setting, clip: float) -> Plan:
-    """Clip to C, noise z C: on each upload in the server view, else once on the sum; or DP-SGD inside the client."""
+    """Return the plan with clip C and noise z C, on each upload (server view) or once on the sum; or DP-SGD in the client."""
     if (step := s.dp_sgd()) is not None:
         return LocalDpSgd(step=step)
     return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")
 
 
 def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
-    """The cost of a run in which every release is made under the same plan, by the prices that the door charges.
+    """Return the cost of a run whose releases all have the same plan, by the prices that the door charges.
 
-    Noise in shares counts with what the honest survivors of a round add, less the share that a fellow client drew itself.
+    Noise in shares is that of the honest survivors of a round, excluding the share that a fellow client drew itself.
     """
     if s.noise_multiplier == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
@@ -161,33 +161,33 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
 
 
 def gaussian_releases(s: Setting, view: View) -> list[Event]:
-    """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it.
+    """Return the cost of a run in which each release is Gaussian with multiplier z, as in `gaussian_plan`.
 
-    Noise in shares earns no amplification by sampling: the noise of a sum shows how many took part.
+    Noise in shares is not amplified by sampling: the noise of a sum reveals how many took part.
     """
     return planned_releases(gaussian_plan(s, 1.0), s, view)
 
 
 def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
-    """Everything that a run releases to an adversary with that view: the method's word for the run's own view, the house's else.
+    """Return the privacy events seen under `view`: the method's `releases` for the run's view, derived bounds for other views.
 
-    Who sees less than the server does gains by that only where `adds_up`; else what is proven against the server holds for all.
+    An adversary weaker than the server gets a smaller bound only if `adds_up`; otherwise the bound against the server holds.
     """
-    own = s.scope.view
+    view_of_run = s.scope.view
     if view is View.FINAL:
         return _of_last_model(method, s, releases_to(method, s, View.AGGREGATE))
-    sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
-    if view is own or sums or s.example_clip is not None:
+    sums = view_of_run is View.FINAL and view is View.AGGREGATE  # the releases are the same in both
+    if view is view_of_run or sums or s.example_clip is not None:
         return method.releases(s, view)
-    if own is View.SERVER:
-        return method.releases(s, view if adds_up(method, s) else own)
+    if view_of_run is View.SERVER:
+        return method.releases(s, view if adds_up(method, s) else view_of_run)
     if is_common(method, s):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
 
 def _of_last_model(method: Method, s: Setting, rounds: list[Event]) -> list[Event]:
-    """The releases of all rounds, or the bound on the last model alone where that is smaller."""
+    """Return the releases of all rounds, or the bound on the last model alone if that is smaller."""
     if not all(isinstance(event, Gaussian) for event in rounds) or (last := last_model_mu(method, s)) is None:
         return rounds
     mu = math.sqrt(sum(e.count * e.mu**2 for e in rounds if isinstance(e, Gaussian)))
@@ -195,12 +195,12 @@ def _of_last_model(method: Method, s: Setting, rounds: list[Event]) -> list[Even
 
 
 def adds_up(method: Method, s: Setting) -> bool:
-    """Whether a round of single uploads shows no more, to all but the server, than their plain sum with the noise of all of them.
+    """Return whether a round of single uploads reveals, except to the server, only their sum with the noise of all uploads.
 
-    The plans depend on the round alone, the same for all clients: else a coordinate carries only the noise of those that sent it,
-    and later plans follow single uploads. All weigh the same: else the heaviest moves the mean by more than its share of the
-    noise. The server is given nothing but the sum. And rounds are full: a cap on participations empties the later ones, unless
-    `min_survivors` skips those.
+    There are four conditions. The plans depend on the round alone and are the same for all clients: otherwise a coordinate has
+    only the noise of the clients that sent it, and later plans depend on single uploads. All weights are equal: otherwise the
+    heaviest upload moves the mean by more than its share of the noise. The server part receives only the sum. Rounds are full: a
+    cap on participations empties later rounds, unless `min_survivors` skips them.
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
@@ -208,13 +208,13 @@ def adds_up(method: Method, s: Setting) -> bool:
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
-    """`releases_to`, and the noisy score of a run that is chosen by it."""
+    """Return `releases_to`, and the noisy score of a run in a search."""
     events = releases_to(method, s, view)
     return events if s.selection is None else s.selection.releases(events, s.scope.adjacency)
 
 
 def noise_of(plan: Plan | Raw, s: Setting) -> float:
-    """The noise multiplier of what the run's view sees of a release under this plan; 0 where nothing is proven of it."""
+    """Return the noise multiplier of a release under this plan, as seen in the run's view; 0 if nothing is proven."""
     if isinstance(plan, Raw) or reason_of(plan):
         return 0.0
     if isinstance(plan, LocalDpSgd):
@@ -224,15 +224,15 @@ def noise_of(plan: Plan | Raw, s: Setting) -> float:
 
 
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
-    """Whether that view sees a sum that carries the noise of several uploads, none of which was cut off by a clamp."""
+    """Return whether this view sees a sum with the noise of several uploads, unchanged by a clamp."""
     noise_of_each = plan.place == "upload" and plan.clamp is None and promises(plan, s.layout)
     return noise_of_each and view is not View.SERVER and s.can_share
 
 
 def run_variation(method: Method, s: Setting) -> float:
-    """Bound on the total variation between all that a run draws and its ideal law: noise of each client, and Poisson samples.
+    """Return a bound on the total variation between all draws of a run and their ideal law: client noise and Poisson samples.
 
-    Of a search it is that of all its runs and their scores, by their expected number.
+    For a search it covers all runs and their scores, by the expected number of runs.
     """
     clients = s.cohort if s.sampling == "fixed" else s.clients
     draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
@@ -250,9 +250,9 @@ def run_variation(method: Method, s: Setting) -> float:
 def charged_bound(
     events: Sequence[Event], delta: float, variation: float, adjacency: Adjacency, selection: Selection | None = None
 ) -> tuple[float, str]:
-    """Epsilon at `delta` and its accountant: that of ideal noise at delta less what the sampler adds.
+    """Return epsilon at `delta` and its accountant: for ideal noise at delta minus the sampler's addition.
 
-    Where the sampler adds 1 % of delta or more it is that of ideal noise, which is among the assumptions.
+    If the sampler adds 1 % of delta or more, ideal noise is assumed, which is then listed among the assumptions.
 
     Args:
         variation: of all noise from its ideal law. selection: how the run with these releases was chosen.
@@ -264,21 +264,21 @@ def charged_bound(
         return accountant.bound(events, delta, adjacency=adjacency)
 
     epsilon, name = bound(delta)
-    left = charged_delta(epsilon, delta, variation)
-    if left == delta:
+    reduced = charged_delta(epsilon, delta, variation)
+    if reduced == delta:
         return epsilon, name
-    dearer, its_name = bound(left)
-    added = sampler_adds(variation, dearer, delta)
-    return (dearer, its_name) if added is not None and added <= delta - left else (epsilon, name)
+    larger, larger_name = bound(reduced)
+    added = sampler_adds(variation, larger, delta)
+    return (larger, larger_name) if added is not None and added <= delta - reduced else (epsilon, name)
 
 
 def charged_delta(epsilon: float, delta: float, variation: float) -> float:
-    """Delta less twice what the sampler adds at `epsilon`, or at less; all of it where ideal noise is assumed."""
+    """Return delta minus twice the sampler's addition at `epsilon`; delta itself if ideal noise is assumed."""
     return delta * (1 - 2 * (sampler_adds(variation, epsilon, delta) or 0.0) / delta)
 
 
 def sampler_line(variation: float, epsilon: float, delta: float) -> str:
-    """What a statement says of the sampler; nothing where ideal noise is assumed."""
+    """Return the line of a statement about the sampler; an empty string if ideal noise is assumed."""
     added = sampler_adds(variation, epsilon, delta)
     if added is None:
         return ""
@@ -289,7 +289,7 @@ def sampler_line(variation: float, epsilon: float, delta: float) -> str:
 
 
 def sampler_adds(variation: float, epsilon: float, delta: float) -> float | None:
-    """What the sampler adds to delta; None where that is 1 % of it or more. Nothing where nothing is proven."""
+    """Return what the sampler adds to delta, None if it is 1 % or more of delta, 0 for an infinite epsilon."""
     if math.isinf(epsilon):
         return 0.0
     try:
@@ -299,13 +299,13 @@ def sampler_adds(variation: float, epsilon: float, delta: float) -> float | None
 
 
 ROUNDING = 1e-6
-"""Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
+"""Relative slack of a calibrated noise against its budget: noise levels are float32, budgets are exact."""
 
 
 def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") -> Setting:
-    """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
+    """Return the setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
 
-    Clients with caps of their own each get the noise multiplier of theirs.
+    Clients with individual caps get the noise multiplier of their cap.
     """
     if s.noise_cohort is not None and s.noise_multiplier is None:
         return _extrapolated(method, s, s.noise_cohort, accountant)
@@ -329,7 +329,7 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
 
 
 def _instead(s: Setting) -> str:
-    """What to do where DP-SGD is to protect clients."""
+    """Return advice for DP-SGD at client level, else an empty string."""
     if s.example_clip is None or s.scope.unit is not Unit.CLIENT:
         return ""
     return (
@@ -339,13 +339,13 @@ def _instead(s: Setting) -> str:
 
 
 def _extrapolated(method: Method, s: Setting, larger: NoiseCohort, accountant: AccountantName) -> Setting:
-    """The noise on the sum by which the mean has the noise that it would have in the larger federation."""
+    """Return the setting whose noise on the mean equals that of the larger federation."""
     size = replace(s, clients=larger.clients, cohort=larger.clients_per_round, epsilon=larger.epsilon, noise_cohort=None)
     return replace(s, noise_multiplier=calibrated(method, size, accountant).z * s.cohort / larger.clients_per_round)
 
 
 def _client_caps(method: Method, s: Setting) -> Sequence[float]:
-    """The checked caps of all clients, or none."""
+    """Return the checked caps of all clients, or ()."""
     caps = method.client_epsilons(s)
     if not caps:
         return ()
@@ -363,10 +363,10 @@ def _client_caps(method: Method, s: Setting) -> Sequence[float]:
 
 
 def check_groups(method: Method, s: Setting) -> None:
-    """Refuse a setting that lacks the caps which the method gives its clients.
+    """Refuse a setting without the caps that the method gives its clients.
 
     Raises:
-        ConfigError: no target was given from which they follow, or the method's own `calibrate` left them out.
+        ConfigError: the target is missing, or the method's `calibrate` omits the caps.
     """
     if method.client_epsilons(s) and not s.groups:
         raise ConfigError(
@@ -376,14 +376,14 @@ def check_groups(method: Method, s: Setting) -> None:
 
 
 _PRICED = 10_000
-"""Plans that are priced one by one before a run begins."""
+"""Maximal number of plans that are priced one by one before a run begins."""
 
 
 def check_weights(method: Method, s: Setting) -> None:
-    """Refuse a sum that promises anything and is divided by a weight that shows who took part.
+    """Refuse a sum with a guarantee whose denominator reveals who took part.
 
     Raises:
-        ConfigError: clients drawn independently weigh by their number of examples.
+        ConfigError: clients drawn by Poisson sampling are weighted by their number of examples.
     """
     if weighting_of(method) != "examples" or s.sampling != "poisson" or not sum_noise(s):
         return
@@ -395,16 +395,16 @@ def check_weights(method: Method, s: Setting) -> None:
 
 
 def check_declared(method: Method, s: Setting, model: Tensor) -> Planner:
-    """Return what makes the run's plans, once what the method says that it releases was held against them.
+    """Return the planner of a run after checking the method's declared releases against its plans.
 
-    The plans of a schedule are all made, hashed and priced, for the server and the aggregate view where all clients have them. Of
-    a policy the first plan is: the others are held against the budget when they are charged.
+    All plans of a schedule are made, hashed and priced, for both the server and the aggregate view if all clients share them. For
+    a policy only the first plan is priced; later plans are checked against the budget when they are charged.
 
     Args:
         model: the initial global model [d].
 
     Raises:
-        ConfigError: `releases` understates a view, or the release is of no known type.
+        ConfigError: `releases` understates the cost in a view, or the release part is of an unknown type.
     """
     check_weights(method, s)
     check_groups(method, s)
@@ -416,12 +416,12 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> Planner:
         rounds = range(min(one.rounds, _PRICED)) if isinstance(release, Schedule) else range(1)
         plans = [release.plan(one, t) if isinstance(release, Schedule) else planner.plan(first, planner.start()) for t in rounds]
         for view in views:
-            _hold(method.name, releases_to(method, one, view), _priced(plans, one, view), one, view)
+            _check_declared_cost(method.name, releases_to(method, one, view), _priced(plans, one, view), one, view)
     return planner
 
 
-def _hold(name: str, declared: list[Event], planned: list[Event], s: Setting, view: View) -> None:
-    """Refuse releases that cost less than the plans do."""
+def _check_declared_cost(name: str, declared: list[Event], planned: list[Event], s: Setting, view: View) -> None:
+    """Refuse declared releases that cost less than the plans."""
     if any(isinstance(event, Unbounded) for event in declared):
         return
     low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
@@ -433,7 +433,7 @@ def _hold(name: str, declared: list[Event], planned: list[Event], s: Setting, vi
 
 
 def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
-    """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
+    """Return the cost of the first rounds' plans; for one client, of the most expensive ones that it may take part in."""
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
     counted: Counter[Event] = Counter()
     for t, plan in enumerate(plans):

@@ -1,4 +1,4 @@
-"""The public setting of a run: everything that a method may know before the data are touched."""
+"""The public setting of a run: everything that a method may use before the data are touched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FinalModel = Literal["last", "tail", "ema"]
 
 @dataclass(frozen=True)
 class BudgetGroup:
-    """Clients with the same cap (server view): its epsilon, their numbers, and the noise multiplier calibrated to it."""
+    """Clients with the same cap (server view): the cap's epsilon, their numbers, and the calibrated noise multiplier."""
 
     epsilon: float
     clients: frozenset[int]
@@ -30,7 +30,7 @@ class BudgetGroup:
 
 @dataclass(frozen=True)
 class NoiseCohort:
-    """A larger federation whose noise is simulated: its clients, how many of them a round, and its epsilon."""
+    """Larger federation whose noise is simulated: its clients, clients per round, and epsilon."""
 
     clients: int
     clients_per_round: int
@@ -39,29 +39,29 @@ class NoiseCohort:
 
 @dataclass(frozen=True)
 class Setting:
-    """The public configuration of a run: everything a method may know before the data are touched.
+    """Public configuration of a run: everything that a method may use before the data are touched.
 
     Args:
-        clients: N. cohort: n, clients a round (expected number under Poisson sampling). rounds: T.
+        clients: N. cohort: n, clients per round (expected number under Poisson sampling). rounds: T.
         sampling: `fixed`, n of N without replacement; `poisson`, each client joins with probability n / N.
-        records: nominal examples per client, |D| / N; 0 where only the data tell (see `known_records`).
+        records: nominal examples per client, |D| / N; 0 if the configuration does not determine it (see `known_records`).
         layout: of the flat model; its dimension is d.
-        epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of what is released, once known.
-        example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
-        min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary;
-            see `sharers_to` for the noise that any client knows.
+        epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of a release; None before calibration.
+        example_clip: per-example L2 clip if local training is DP-SGD (record level), else None.
+        min_survivors: guaranteed number of noisy uploads in the sum of a round. colluders: number of them that belong to the
+            adversary; see `sharers_to` for the noise that any client knows.
         max_participations: rounds in which one client may take part, or None for all T.
-        server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
-        groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
-            of the largest cap.
-        task: what is learned, with its public constants.
-        final_model: which model is handed over (see `fedveil.federation.evaluation`).
-        selection: how the run was chosen among others of equal price, or None for a run that stands alone.
-        grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
-        evaluation: counts that leave beside each update, or None without.
-        noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this one itself.
+        server: optimiser of the server for the aggregated step; SGD at rate 1 applies it unchanged.
+        groups: clients by cap, if the method gives them individual caps; `epsilon` and `noise_multiplier` are then those of the
+            largest cap.
+        task: the learning task, with its public constants.
+        final_model: the model that the run returns (see `fedveil.federation.evaluation`).
+        selection: how the run was chosen among others of equal price, or None for a single run.
+        grid_bits: of the released grid, if it differs from that of the method's mechanism; it costs no privacy.
+        evaluation: counts released with each update, or None.
+        noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this federation.
         public_split: whether a part of the training set is public and belongs to no client.
-        divided_by: what divides the records by their classes, or in a way that is not known, or empty.
+        divided_by: the option that divides the records by their classes, or in an unknown way, or an empty string.
     """
 
     clients: int
@@ -92,44 +92,44 @@ class Setting:
     divided_by: str = ""
 
     def of(self, client: int) -> Setting:
-        """The setting of one client: with the target and the noise of its group."""
+        """Return the setting of one client, with the target and the noise of its group."""
         return next((self.of_group(group) for group in self.groups if client in group.clients), self)
 
     def of_group(self, group: BudgetGroup) -> Setting:
-        """The setting of the clients of a group, as if all had their cap."""
+        """Return the setting in which all clients have the cap of a group."""
         return replace(self, epsilon=group.epsilon, noise_multiplier=group.noise_multiplier, groups=())
 
     @property
     def rate(self) -> float:
-        """q = n / N, the chance that a given client takes part in a round."""
+        """Return q = n / N, the probability that a given client takes part in a round."""
         return self.cohort / self.clients
 
     @property
     def participations(self) -> int:
-        """The most rounds one client can be in."""
+        """Return the largest number of rounds of one client."""
         return min(self.rounds, self.max_participations or self.rounds)
 
     @property
     def update_noise(self) -> float:
-        """What z is multiplied by in the noise of updates: more than 1 where part of each release goes to counts."""
+        """Return the factor on z in the noise of updates: above 1 if evaluation counts take a share of each release."""
         return 1.0 if self.evaluation is None else (1 - self.evaluation.share) ** -0.5
 
     @property
     def tail_rounds(self) -> int:
-        """How many rounds at the end a tail average is taken over: a third of them."""
+        """Return the number of last rounds in a tail average: a third of all rounds."""
         return max(1, round(self.rounds / 3))
 
     @property
     def steps(self) -> int:
-        """K, local steps a round of a client with the nominal number of examples."""
+        """Return K, the local steps per round of a client with the nominal number of examples."""
         return self.local.steps_for(1 if self.local.steps is not None else self.known_records)
 
     @property
     def known_records(self) -> int:
-        """`records`, at least 1.
+        """Return `records`, at least 1.
 
         Raises:
-            ConfigError: the configuration does not tell it.
+            ConfigError: the configuration does not determine it.
         """
         if not self.records:
             raise ConfigError(
@@ -140,13 +140,13 @@ class Setting:
         return self.records
 
     def sharers_to(self, view: View) -> int:
-        """Noises that hide a client from an adversary with that view, where each upload brings its own and all are added up.
+        """Return the number of noises in a sum of noisy uploads that an adversary with this view does not know.
 
-        Whoever sees the sums as a client knows the noise that it drew itself, so one of them counts as known even where nobody
-        colludes; an outsider, who sees the last model, knows those of colluders alone. The server sees single uploads.
+        A client that sees the sums knows the noise that it drew itself, so one noise counts as known even without collusion. An
+        outsider who sees the last model knows only the noises of colluders. The server sees single uploads.
 
         Raises:
-            ConfigError: the number of uploads is not known, or all of them count as known.
+            ConfigError: the number of uploads is not guaranteed, or all of their noises count as known.
         """
         if view is View.SERVER:
             return 1
@@ -159,7 +159,7 @@ class Setting:
         known = self.colluders if view is View.FINAL else max(self.colluders, 1)
         if survivors > known:
             return survivors - known
-        if self.scope.view is View.SERVER:  # each upload is hidden by its own noise, whatever is known of the others
+        if self.scope.view is View.SERVER:  # each upload is protected by its own noise alone
             return 1
         least = "training.clients_per_round" if self.min_survivors is None else "privacy.min_survivors"
         one = "" if self.colluders else ", where one counts as known: that which a fellow client drew itself"
@@ -170,23 +170,23 @@ class Setting:
 
     @property
     def can_share(self) -> bool:
-        """Whether the number of noisy uploads in a sum is known."""
+        """Return whether the number of noisy uploads in a sum is known."""
         return self.sampling == "fixed" or self.min_survivors is not None
 
     @property
     def amplified(self) -> bool:
-        """Whether secret Poisson sampling of clients may be credited: a round that is skipped would show how many took part."""
+        """Return whether secret Poisson sampling may be credited; a skipped round would reveal the number of participants."""
         return self.sampling == "poisson" and self.max_participations is None and self.min_survivors is None
 
     @property
     def z(self) -> float:
-        """The noise multiplier; an error while it is unknown."""
+        """Return the noise multiplier; raise ConfigError before calibration."""
         if self.noise_multiplier is None:
             raise ConfigError("the noise is not set: give privacy.epsilon or privacy.noise_multiplier")
         return self.noise_multiplier
 
     def dp_sgd(self) -> DpSgd | None:
-        """The DP-SGD plan of one round, the same for every client: rate and steps come from the nominal size."""
+        """Return the DP-SGD plan of one round, or None; its rate and steps use the nominal size, so all clients have the same."""
         if self.example_clip is None:
             return None
         records = self.known_records
@@ -195,6 +195,6 @@ class Setting:
 
     @property
     def example_cap(self) -> int:
-        """How many examples of a client can join the batches of DP-SGD; those beyond never do."""
+        """Return the number of a client's examples that can join the batches of DP-SGD; later examples never do."""
         records = max(self.records, 1)
         return max(records, min(100 * records, 2**17))

@@ -1,4 +1,4 @@
-"""Parts that several methods share: two variants, and per-layer quantities estimated from noisy releases."""
+"""Parts shared by several methods: two variants, and per-layer quantities estimated from noisy releases."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _ordered(value: tuple[float, float]) -> tuple[float, float]:
 
 
 ClipRange = Annotated[tuple[float, float], AfterValidator(_ordered)]
-"""Multiples of its start within which a clip stays."""
+"""Range of a clip, as multiples of its initial value."""
 
 
 def first_clips(clip: float, layout: Layout) -> Tensor:
-    """The clip of each layer [L] before anything was released: shared by the root of the sizes, together `clip`."""
+    """Return the initial clip of each layer [L], proportional to the root of its size, of total norm `clip`."""
     import torch
 
     sizes = torch.tensor([float(n) for n in layout.sizes])
@@ -40,7 +40,7 @@ def first_clips(clip: float, layout: Layout) -> Tensor:
 
 
 def debiased_norms(upload: Upload, layout: Layout) -> Tensor:
-    """Norm of each layer [L] of what was released, with the known energy of the noise taken off; never negative.
+    """Return the norm of each layer [L] of a release, with the known energy of the noise subtracted; never negative.
 
     E ||u + noise||^2 = ||u||^2 + (coordinates sent) sigma^2, layer by layer.
     """
@@ -52,11 +52,11 @@ def debiased_norms(upload: Upload, layout: Layout) -> Tensor:
 
 
 def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: float | None = None) -> Plan:
-    """Per-layer clips C_l with noise std sigma_l such that the round costs mu = f / z, whatever the clips are.
+    """Return a plan with per-layer clips C_l and noise stds sigma_l such that the round costs mu = f / z for any clips.
 
     sum_l (C_l / sigma_l)^2 = 1 / z^2 is met by sigma_l = z C_l sqrt(L) (`equal`), and with the least total noise
     sum_l n_l sigma_l^2 by sigma_l^2 = z^2 (C_l / sqrt(n_l)) sum_j C_j sqrt(n_j) (Lagrange; never worse, by
-    Cauchy-Schwarz). In float64: rounded to float32, the noise would cost more than that.
+    Cauchy-Schwarz). The stds are float64, because noise rounded to float32 could cost more.
     """
     exact = layer_clip.double()
     if equal:
@@ -68,7 +68,7 @@ def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: 
 
 
 def noise_at_share(s: Setting, plan: Plan) -> Plan:
-    """The plan with its noise stds, taken as proportions, scaled in float64 so that the round costs mu = f / z exactly."""
+    """Return the plan with its noise stds scaled in float64, in proportion, so that the round costs mu = f / z exactly."""
     import torch
 
     unscaled = plan_mu(plan, s.layout, 1)
@@ -78,13 +78,13 @@ def noise_at_share(s: Setting, plan: Plan) -> Plan:
 
 
 def refuse_dp_sgd(s: Setting, method: str) -> None:
-    """An error where local training is DP-SGD, which would replace the noise that the method is about."""
+    """Refuse DP-SGD in local training, which would replace the method's noise."""
     if s.example_clip is not None:
         raise ConfigError(f"{method} adds its own noise to whole updates: set training.local = 'sgd'")
 
 
 def paper_epsilon(s: Setting, method: str) -> float:
-    """The epsilon from which a published variant computes its noise; an error where it is missing."""
+    """Return the epsilon from which a published variant computes its noise; raise ConfigError if it is missing."""
     if s.epsilon is None:
         raise ConfigError(
             f"the published variant of {method} computes its noise from the paper's epsilon: give privacy.epsilon, "
@@ -94,12 +94,12 @@ def paper_epsilon(s: Setting, method: str) -> float:
 
 
 class TwoVariants(MethodConfig):
-    """Defaults of such a method: its proven variant clips to `clip` and releases at f / z a round.
+    """Base of a method with a proven and a published variant; the proven one clips to `clip` and costs f / z per round.
 
     Args:
-        reason: why nothing can be proven of the published variant.
-        published_weighting: how its clients weigh; the proven ones weigh the same, so sizes stay private and the sensitivity is
-            the clip.
+        reason: why nothing can be proven about the published variant.
+        published_weighting: weighting of the published variant; the proven one is uniform, so sizes stay private and the
+            sensitivity is the clip.
     """
 
     reason: ClassVar[str]
@@ -112,11 +112,11 @@ class TwoVariants(MethodConfig):
 
     @property
     def unproven(self) -> str:
-        """The reason, where it depends on the options."""
+        """Return `reason`; a method overrides this if the reason depends on its options."""
         return self.reason
 
     def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: noise from the paper's formula."""
+        """Calibrate the noise to the configured epsilon (proven), or check the paper's formula (published)."""
         refuse_dp_sgd(s, self.name)
         if self.variant == "proven":
             return calibrated(self, s)
@@ -124,11 +124,11 @@ class TwoVariants(MethodConfig):
         return s
 
     def check_published(self, s: Setting) -> None:
-        """Refuse a setting from which the paper's formula has no noise."""
+        """Refuse a setting without the input of the paper's noise formula."""
         paper_epsilon(s, self.name)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """Proven: f / z a round, whatever the policy learns."""
+        """Return f / z per round for the proven variant, independent of the policy's state."""
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(self.unproven)]
 
     def clip_norm(self, s: Setting) -> float | None:

@@ -1,6 +1,6 @@
-"""Time-adaptive spending (Kiani et al. 2025): clients save privacy in early rounds, each within an epsilon of its own.
+"""Time-adaptive spending (Kiani et al. 2025): clients save privacy in early rounds, each within an individual epsilon.
 
-Which round costs which client what is fixed before the data are touched, so the proof is composition along a known plan.
+The cost of each round for each client is fixed before the data are touched, so the proof is composition along a known plan.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TimeAdaptive(MethodConfig):
         clip: C, L2 bound on an update; where caps differ, smaller for strict clients and larger for others. Not for DP-SGD.
         epsilons: the cap of each group, the largest equal to privacy.epsilon (server view); empty: all clients have that one.
         shares: of the clients in each group, by client number from 0 on; empty: equal shares.
-        save_until: the part of the rounds in which a group saves; one number for all groups, or one for each.
-        saving: what a saving round spends: mu of an upload, or the sampling rate of records (DP-SGD), times this.
+        save_until: the share of the rounds in which a group saves; one number for all groups, or one for each.
+        saving: factor of a saving round on mu of an upload, or on the sampling rate of records (DP-SGD).
     """
 
     name: Literal["time-adaptive"] = "time-adaptive"
@@ -53,7 +53,7 @@ class TimeAdaptive(MethodConfig):
         return self
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
-        """The caps of the groups, one group after the other."""
+        """Return the cap of each client, one group after the other."""
         if not self.epsilons:
             return ()
         shares = self.shares or (1 / len(self.epsilons),) * len(self.epsilons)
@@ -62,33 +62,33 @@ class TimeAdaptive(MethodConfig):
         return [epsilon for epsilon, size in zip(self.epsilons, sizes, strict=True) for _ in range(size)]
 
     def calibration_accountant(self, s: Setting) -> AccountantName:
-        """Where sampling amplifies Renyi accounting, as the budget of unequal rounds has."""
+        """Return "rdp" if sampling amplifies unequal rounds, whose budget is a Renyi filter."""
         sampled = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
         return "rdp" if sampled and self.saving < 1 and any(self.save_until) else "auto"
 
     def release(self, s: Setting) -> Release:
-        """A plan for each round, the same for all clients unless they have caps of their own."""
+        """Return a plan for each round, the same for all clients unless they have individual caps."""
         if s.groups:
             return SavedAndSpent(self, s)
         return Scheduled(tuple(self.plan(s, saves=t < self.saving_rounds(s)) for t in range(s.rounds)))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """The saving rounds and the others, of one client as many as it may be in, the dear ones first."""
+        """Return the releases of one client in all rounds that it may be in, the expensive rounds first."""
         spending = min(s.participations, s.rounds - self.saving_rounds(s))
         kinds = ((self.plan(s, saves=False), spending), (self.plan(s, saves=True), s.participations - spending))
         return [e for plan, rounds in kinds if rounds for e in planned_releases(plan, replace(s, rounds=rounds), view)]
 
     def saving_rounds(self, s: Setting) -> int:
-        """How many of the first rounds clients with this setting's cap save in."""
+        """Return the number of first rounds in which clients with this setting's cap save."""
         group = self.epsilons.index(s.epsilon) if s.epsilon in self.epsilons else 0
         return round(self.save_until[min(group, len(self.save_until) - 1)] * s.rounds) if self.saving < 1 else 0
 
     def multiplier(self, s: Setting, *, saves: bool) -> float:
-        """z of an upload."""
+        """Return z of an upload."""
         return s.z / self.saving if saves else s.z
 
     def plan(self, s: Setting, *, saves: bool) -> Plan:
-        """A round's plan where all clients have the setting's noise."""
+        """Return a round's plan if all clients have the setting's noise."""
         step = s.dp_sgd()
         if step is None:
             return gaussian_plan(replace(s, noise_multiplier=self.multiplier(s, saves=saves)), self.clip)
@@ -98,7 +98,7 @@ class TimeAdaptive(MethodConfig):
 
 @dataclass(frozen=True)
 class SavedAndSpent(Schedule):
-    """Each client by the noise and the saving rounds of its own cap, which are known beforehand.
+    """Schedule with the noise and saving rounds of each client's cap, which are known beforehand.
 
     Args:
         everyone: the setting of all clients.
@@ -108,7 +108,7 @@ class SavedAndSpent(Schedule):
     everyone: Setting
 
     def plan(self, s: Setting, t: int) -> Plan:
-        """c_n = C h / z_n with noise C h, h the harmonic mean of all clients' z_n: all uploads carry the same noise."""
+        """Return c_n = C h / z_n with noise C h, for the harmonic mean h of all z_n, so that all uploads have the same noise."""
         plan = self.method.plan(s, saves=self._saves(s, t))
         if isinstance(plan, LocalDpSgd):
             return plan

@@ -232,12 +232,12 @@ def _probabilities(clients: int, rate: float, low: int, high: int) -> _Array:
 
 
 def _thinned(low: int, high: int, mean: float, std: float) -> list[int]:
-    kept, k = [low], low
+    counts, k = [low], low
     while k < high:
         beyond = (abs(k - mean) - 3 * std) / 6
         k = min(k + max(1, int(_SPACING * mean), int(beyond)), high)
-        kept.append(k)
-    return kept
+        counts.append(k)
+    return counts
 
 
 def _spread_onto(points: _Array, k: _Array, weights: _Array) -> _Array:

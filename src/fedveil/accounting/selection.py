@@ -318,7 +318,7 @@ class Selection:
 
     @property
     def law(self) -> RandomTries | None:
-        """The law of the secret number of runs, or None if all runs were inspected."""
+        """Return the law of the secret number of runs, or None if all runs were inspected."""
         return None if self.shape is None else tries_of_mean(self.shape, self.runs)
 
     def releases(self, events: Sequence[Event], adjacency: Adjacency) -> list[Event]:

@@ -220,7 +220,7 @@ class Budgets:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `state`; raise ConfigError as `Budget.restore` does."""
         try:
-            seen, clients = int(state["seen"]), {int(client): saved for client, saved in state["clients"].items()}
+            last_row, clients = int(state["seen"]), {int(client): saved for client, saved in state["clients"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ConfigError(
                 f"the saved budgets are damaged ({problem!r}): rebuild them from the ledger with replay"
@@ -228,7 +228,7 @@ class Budgets:
         restored = self.unspent()
         for client, saved in clients.items():
             restored.of(client).restore(saved)
-        self.seen, self._budgets = seen, restored._budgets
+        self.seen, self._budgets = last_row, restored._budgets
 
 
 def _part(amount: Fraction, limit: Fraction) -> float:

@@ -351,9 +351,9 @@ def publish_ledger(source: Path, target: Path) -> None:
                 draft, head = Path(folder, "ledger"), Path(folder, "head")
                 _copy(source, draft)
                 head.write_bytes(head_record(releases, digest) if releases else head_record(0))
-                for made, name in ((draft, target), (head, head_path(target))):
-                    made.chmod(0o644)
-                    os.link(made, name)
+                for written, name in ((draft, target), (head, head_path(target))):
+                    written.chmod(0o644)
+                    os.link(written, name)
         except (OSError, sqlite3.Error) as problem:
             raise LedgerError(
                 f"cannot write the ledger {target} ({problem}): it needs a writable folder on a local disk"

@@ -83,7 +83,7 @@ def to_grid(vector: Tensor, groups: Sequence[Group], clip: float, group_clips: S
 
 @dataclass(frozen=True)
 class Clipping:
-    """The operation of `to_grid` for many vectors: groups, clips and sizes are independent of the data and checked once."""
+    """Operation of `to_grid` for many vectors: groups, clips and sizes are independent of the data and checked once."""
 
     groups: Sequence[Group]
     clip: float

@@ -118,8 +118,8 @@ def last_model_mu(method: Method, s: Setting) -> float | None:
     steps = method.release(s)
     if not isinstance(steps, Trajectory):
         return None
-    alone = not method.extras(s) and weighting_of(method) == "uniform" and s.server == OptimizerSpec(lr=1.0)
-    return server.last_mu(s, steps, _pull(method, s)) if alone and s.final_model == "last" else None
+    bounded = not method.extras(s) and weighting_of(method) == "uniform" and s.server == OptimizerSpec(lr=1.0)
+    return server.last_mu(s, steps, _pull(method, s)) if bounded and s.final_model == "last" else None
 
 
 def assumptions_of(method: Method, s: Setting) -> tuple[str, ...]:
@@ -181,7 +181,6 @@ def _unit_last_mu(
     gammas = share * np.array(bounds) + extra
     if len(gammas) == 1:  # equal rounds have a closed form
         return final_mu_constant(float(rhos[0]), float(gammas[0]), rounds, diameter, 1.0)
-    gammas[0] += (
-        diameter  # the first model may lie outside the ball, where floats are coarser; afterwards two models are at most D apart
-    )
+    # the first model may lie outside the ball, where floats are coarser; afterwards two models are at most D apart
+    gammas[0] += diameter
     return final_mu(rhos, gammas, np.full(rounds, diameter), np.ones(rounds))

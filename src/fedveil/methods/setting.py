@@ -156,9 +156,9 @@ class Setting:
                 "set privacy.min_survivors, or training.sampling = 'fixed'"
             )
         survivors = self.min_survivors if self.min_survivors is not None else self.cohort
-        known = self.colluders if view is View.FINAL else max(self.colluders, 1)
-        if survivors > known:
-            return survivors - known
+        known_noises = self.colluders if view is View.FINAL else max(self.colluders, 1)
+        if survivors > known_noises:
+            return survivors - known_noises
         if self.scope.view is View.SERVER:  # each upload is protected by its own noise alone
             return 1
         least = "training.clients_per_round" if self.min_survivors is None else "privacy.min_survivors"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LoraLinear(nn.Module):
-    """A linear layer with an adapter: A [rank, in] and B [out, rank]."""
+    """Linear layer with an adapter: A [rank, in] and B [out, rank]."""
 
     def __init__(self, base: nn.Linear, options: LoraOptions, generator: torch.Generator) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LoraLinear(nn.Module):
 
 
 class LoraEmbedding(nn.Module):
-    """An embedding with an adapter: A [rank, tokens] and B [features, rank]."""
+    """Embedding with an adapter: A [rank, tokens] and B [features, rank]."""
 
     def __init__(self, base: nn.Embedding, options: LoraOptions, generator: torch.Generator) -> None:
         super().__init__()

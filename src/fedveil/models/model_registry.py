@@ -46,7 +46,7 @@ MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS)
 
 
 def names() -> list[str]:
-    """Return the names of all built-in networks, in the order of the registry."""
+    """Return the names of all built-in networks, in registry order."""
     return list(MODELS)
 
 

@@ -164,8 +164,8 @@ def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
         case Transformer():
             blocks = {f"blocks.{i}.{k}": v for i in range(layer.depth) for k, v in _block_shapes(shape[0], layer.hidden).items()}
             around: Shapes = {"norm.weight": (shape[0],), "norm.bias": (shape[0],)}
-            found = {"positions.weight": (math.prod(shape[1:]), shape[0])} | blocks | around
-            return {f"{layer.name}.{k}": v for k, v in found.items()}
+            parameters = {"positions.weight": (math.prod(shape[1:]), shape[0])} | blocks | around
+            return {f"{layer.name}.{k}": v for k, v in parameters.items()}
         case Residual():
             body = {f"{layer.name}.body.{k}": v for k, v in all_parameter_shapes(layer.body, shape).items()}
             shortcut = {f"{layer.name}.shortcut.{k}": v for k, v in all_parameter_shapes(layer.shortcut, shape).items()}

@@ -107,9 +107,9 @@ def _problems(module: nn.Module) -> Iterator[str]:
     for name, p in parameters.items():
         if p.dtype != torch.float32:
             yield f"{name} is {str(p.dtype).removeprefix('torch.')}: parameters must be float32 (`module.float()`)"
-    seen: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     for name, p in parameters.items():
-        other = seen.setdefault(p.data_ptr(), name)
+        other = first_names.setdefault(p.data_ptr(), name)
         if other != name and p.numel():
             yield f"{other} and {name} share memory without being one Parameter: tie them by `a.weight = b.weight`"
     for layer in normalising(module):
@@ -166,11 +166,11 @@ def load_weights(module: nn.Module, parts: Parts) -> None:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{where}: cannot be read as safetensors: {error}") from None
     current = module.state_dict(keep_vars=True)
-    known = {t.data_ptr() for name, t in current.items() if name in loaded}
+    loaded_memory = {t.data_ptr() for name, t in current.items() if name in loaded}
     trained = (
         matching(parts.trainable, dict(module.named_parameters(remove_duplicate=False)), "trainable") if parts.trainable else ()
     )
-    missing = [name for name, t in current.items() if name not in loaded and t.data_ptr() not in known]
+    missing = [name for name, t in current.items() if name not in loaded and t.data_ptr() not in loaded_memory]
     lacking, unexpected = [name for name in missing if name not in trained], [name for name in loaded if name not in current]
     other = [
         f"{name} is {_kind(loaded[name])}, not {_kind(current[name])}"
@@ -194,14 +194,16 @@ def recorded_model(module: nn.Module, parts: Parts) -> RecordedModel:
     shapes = {name: tuple(p.shape) for name, p in trained_parameters(module).items()}
     file = "" if parts.weights is None else hashlib.sha256(Path(parts.weights).read_bytes()).hexdigest()
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    own = {name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"}  # adapters come from the seed
+    trained = {
+        name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"
+    }  # adapters come from the seed
     return RecordedModel(
         kind=name,
         shapes=shapes,
         statistics=bool(batch_statistics(module)),
         frozen=frozen_digest(module),
         weights=file,
-        initial=_digest(own),
+        initial=_digest(trained),
     )
 
 

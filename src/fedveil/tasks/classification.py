@@ -147,13 +147,13 @@ class Binary(Task):
         from fedveil.tasks.scores import auc, average_precision, class_scores
 
         logit, target = evidence[0].reshape(-1), evidence[1]
-        found = class_scores((logit >= 0).long(), target, 2)
+        of_classes = class_scores((logit >= 0).long(), target, 2)
         return {
             "auc": auc(logit, target == 1),
             "average_precision": average_precision(logit, target == 1),
-            "accuracy": found["accuracy"],
-            "balanced_accuracy": found["recall"],
-            "majority": found["majority"],
+            "accuracy": of_classes["accuracy"],
+            "balanced_accuracy": of_classes["recall"],
+            "majority": of_classes["majority"],
         }
 
     def trivial(self, target: Tensor) -> float | None:
@@ -165,8 +165,8 @@ class Binary(Task):
         from fedveil.tasks.scores import auc
 
         logit, target = evidence[0].reshape(-1), evidence[1]
-        found = [auc(logit[lo:hi], target[lo:hi] == 1) for lo, hi in pairwise(offsets)]
-        return [None if value != value else value for value in found]
+        values = [auc(logit[lo:hi], target[lo:hi] == 1) for lo, hi in pairwise(offsets)]
+        return [None if value != value else value for value in values]
 
 
 class MultiLabel(Task):
@@ -228,8 +228,8 @@ class MultiLabel(Task):
         from fedveil.tasks.scores import mean_auc
 
         output, target = evidence
-        found, actual = output >= 0, target == 1
-        hits, wrong = int((found & actual).sum()), int((found ^ actual).sum())
+        predicted, actual = output >= 0, target == 1
+        hits, wrong = int((predicted & actual).sum()), int((predicted ^ actual).sum())
         return {
             "f1": 2 * hits / max(2 * hits + wrong, 1),
             "auc": mean_auc(output, actual.T),

@@ -224,8 +224,8 @@ class FlatModel:
         changed = {id(t) for t in self._changing}
         part = not all(p.requires_grad for p in self.module.parameters())
         state = {**trained_parameters(self.module), **self.module.state_dict(keep_vars=True)}
-        held = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and (id(t) in changed or not part)}
-        return {name: t for name, t in held.items() if t.layout is torch.strided and not (t.is_complex() or t.is_quantized)}
+        selected = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and (id(t) in changed or not part)}
+        return {name: t for name, t in selected.items() if t.layout is torch.strided and not (t.is_complex() or t.is_quantized)}
 
     def buffers(self) -> Tensor:
         """Return a copy of the batch statistics as one flat vector, empty if there are none."""
@@ -278,13 +278,13 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
         shared: tensors that the copy shares with the module.
     """
     memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
-    made = copy.deepcopy(module, memo)
-    for before, after in zip(module.parameters(), made.parameters(), strict=True):
+    duplicate = copy.deepcopy(module, memo)
+    for before, after in zip(module.parameters(), duplicate.parameters(), strict=True):
         if after is not before:
             if not after.is_leaf:
                 after.detach_().requires_grad_(before.requires_grad)
             _hang(after, copy.deepcopy(_hooks_of(before), memo))  # a method of the module becomes one of the copy
-    return made
+    return duplicate
 
 
 Hooks = tuple[list[Any], list[Any]]
@@ -321,7 +321,7 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
     places: list[tuple[Any, str, Any, Any]] = []
     for part in (part for module in modules for part in module.modules()):
         for table in (part._parameters, part._buffers):
-            places += [(table, name, held, new[id(held)]) for name, held in table.items() if id(held) in new]
+            places += [(table, name, old, new[id(old)]) for name, old in table.items() if id(old) in new]
         for name, value in vars(part).items():
             holds = type(value) in (list, tuple, dict) and value and name not in ("_parameters", "_buffers", "_modules")
             if (holds or id(value) in new) and (replaced := _exchanged(value, new)) is not value:
@@ -331,8 +331,8 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
             table[name] = tensor
         yield
     finally:
-        for table, name, held, _ in places:
-            table[name] = held
+        for table, name, old, _ in places:
+            table[name] = old
 
 
 def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
@@ -340,8 +340,8 @@ def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
     if id(value) in new:
         return new[id(value)]
     if type(value) in (list, tuple):
-        made = [_exchanged(part, new) for part in value]
-        return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        items = [_exchanged(part, new) for part in value]
+        return type(value)(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if type(value) is dict:
         parts = {key: _exchanged(part, new) for key, part in value.items()}
         return parts if any(parts[key] is not part for key, part in value.items()) else value

@@ -63,10 +63,7 @@ def at_least(name: str, value: int, least: int) -> int:
 
 
 def vector(name: str, values: Sequence[float] | NDArray[np.float64], *, finite: bool = True) -> NDArray[np.float64]:
-    """Return `values` as a non-empty one-dimensional array of numbers >= 0; raise ConfigError otherwise.
-
-    Infinite values are accepted only with `finite=False`.
-    """
+    """Return `values` as a non-empty 1-d array of numbers >= 0 (inf only with `finite=False`); raise ConfigError otherwise."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ConfigError(f"{name} must be a non-empty list of numbers, got shape {array.shape}")

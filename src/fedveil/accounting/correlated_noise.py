@@ -160,9 +160,8 @@ def cyclic_event(
 ) -> SampledGaussian:
     """Return the cost of cyclic sampling, each of b groups in every b-th round: ceil(T / b) Poisson-sampled Gaussian releases.
 
-    Groups are fixed independently of the data. Group g takes part in rounds t = g mod b, each member with probability
-    `group_rate`, independently and secretly, and the number of participants is hidden. An average rate of q per round needs
-    group_rate = b q.
+    Groups are independent of the data. Group g takes part in rounds t = g mod b, each member with probability `group_rate`,
+    independently and secretly, and the number of participants is hidden. An average rate of q needs group_rate = b q.
 
     Args:
         coefficients: the first column of C, with a band of at most `groups`. rounds: T >= 1. groups: b >= 1.

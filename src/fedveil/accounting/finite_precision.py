@@ -8,9 +8,8 @@ up to B gamma_m of that, and rounding to the grid by up to h sqrt(d) / 2:
 
 If each contribution is truncated towards zero to the grid and integers are added instead, neither sum nor grid has an error.
 
-The caller must enforce three things: B is a cap (contributions beyond it are dropped by a rule that reads no data; under
-sampling, the rule decides who may take part, not who of the sample stays), the clip is rounded down to a float32, and a
-contribution that is not finite counts as zero.
+The caller must enforce that B is a cap (contributions beyond it are dropped by a rule that reads no data; under sampling, a rule
+on who may take part, not on who does), that the clip is rounded down to a float32, and that non-finite contributions are zero.
 
 Each of n parties adds round(N(0, s^2)) to integer data, s in grid steps. At every integer the mass function of the total noise is
 within a factor e^(+-kappa) of that of round(N(0, n s^2) + V), V independent, a sum of n - 1 uniforms on +-1/2: post-processing of

@@ -16,8 +16,7 @@ count costs far more than a hidden one. If the sum's noise grows with the number
 sees the count; `noise_multiplier` is then that of the smallest number of participants for which a round is released.
 
 Units: noise std = `noise_multiplier` and sensitivity 1, which is C for zero-out and 2C for replace-one. N excludes clients who
-collude with the adversary. Adding or removing a client is not covered: with a visible count its loss is infinite with
-positive probability.
+collude with the adversary. Adding or removing a client is not covered: a visible count gives it an atom of infinite loss.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ def _log_half_moments(pairs: SwappedPairs, powers: _Array, highest: float, *, wi
 def rdp(pairs: SwappedPairs, orders: _Array, adjacency: Adjacency | None) -> _Array:
     """Return the Renyi divergences of one release at orders > 1, in the worse direction; `lost` must be 0.
 
-    They are ln(1 + a (a-1) int (e^((a-1) eps) delta(eps) + e^(-a eps) delta'(eps)) d eps) / (a-1), with delta and delta' of the
-    two directions.
+    ln(1 + a (a-1) int (e^((a-1) eps) delta(eps) + e^(-a eps) delta'(eps)) d eps) / (a-1), for delta, delta' of both directions.
     """
     z = pairs.noise_multiplier
     values = np.asarray(orders / (2 * z * z), dtype=np.float64)  # without amplification

@@ -155,9 +155,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 @numpy_defaults
 def tpr(mu: float, fpr: float) -> float:
-    """Return the largest true-positive rate, at false-positive rate `fpr`, of any attack on a mu-GDP release.
-
-    It is Phi(Phi^-1(fpr) + mu).
+    """Return the largest true-positive rate of attacks on a mu-GDP release at false-positive rate `fpr`: Phi(Phi^-1(fpr) + mu).
 
     Args:
         mu: Gaussian-DP parameter, >= 0.

@@ -191,8 +191,7 @@ def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:
 def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float, noise_std: float) -> float:
     """Return the last-iterate mu without smoothness: two trajectories that move at most R each end at most d + 2R apart.
 
-    It is the smaller of composition (T gamma^2) and the last n < T rounds with rho = 1 and 2R in place of gamma:
-    (D + 2R n)^2 / n.
+    It is the smaller of composition (T gamma^2) and the last n < T rounds with rho = 1, 2R for gamma: (D + 2R n)^2 / n.
 
     Args:
         gamma: data sensitivity of a round from one model, >= 0.

@@ -3,8 +3,7 @@
 A pair of output distributions (P, Q) is represented by the law under P of the loss ln(P/Q), placed on a grid of losses by
 connecting the dots: the mass of an interval between two grid losses moves to its two ends so that its mass under P and under Q
 stays the same. The resulting pair dominates the original one at every epsilon (Doroshenko et al. 2022, Algorithm 1), so its
-composition (a convolution by FFT) gives an upper bound. The possible loss by truncation and rounding is added to the mass at
-infinity.
+composition (a convolution by FFT) gives an upper bound. The mass at infinity includes all loss by truncation and rounding.
 
 Three adjacencies (sensitivity = 1 in units where the noise std is z):
 - zero-out: both directions of ((1-q) N(0) + q N(1), N(0)), composed separately; the worse one counts.
@@ -149,10 +148,10 @@ def replace_points(rate: float, z: float, losses: _Array) -> _Array:
 
 @numpy_defaults
 def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -> _Array:
-    """Return delta at epsilon >= 0 of one sampled release, equal in both directions.
+    """Return delta at epsilon >= 0 of one sampled release, in both directions; without `replace` it bounds every adjacency.
 
-    It is exact for replace-one, and otherwise an upper bound for every adjacency. Replace-one: q (h delta_C(ln(a/h)) + (1-h)
-    delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, for the h at which both terms have the same worst event.
+    Replace-one: q (h delta_C(ln(a/h)) + (1-h) delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, for the h at which
+    both terms have the same worst event.
 
     Args:
         rate: Poisson sampling rate in (0, 1].

@@ -61,13 +61,10 @@ def _log_ratio(log_w: _Array, z: float, x: _Array) -> tuple[_Array, _Array]:
 
 
 def _points(log_w: _Array, z: float, values: _Array) -> _Array:
-    """Return the x at which the log density ratio equals each value, or -inf if the ratio is larger everywhere.
-
-    Newton's method starts on the right, since the log ratio is convex.
-    """
+    """Return the x at which the log density ratio equals each value, or -inf if it is larger everywhere."""
     reachable = values > log_w[0]
     j = np.arange(1, log_w.size, dtype=np.float64)
-    # the ratio is at least each of its terms, so every root lies below the smallest of the terms' roots
+    # Newton from the right, as the log ratio is convex: it is at least each term, so each root is below all roots of the terms
     start = np.min((values[:, None] - log_w[1:]) * (z * z) / j + j / 2, axis=1)
     x = np.where(reachable, start, 0.0)
     for _ in range(200):

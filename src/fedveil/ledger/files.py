@@ -123,10 +123,7 @@ def head_record(seq: int, digest: str = _NONE) -> bytes:
 
 
 def read_head(path: Path) -> tuple[int, str]:
-    """Return a lower bound on the number of releases, and the digest of that release.
-
-    Raises LedgerError if the head file is missing or damaged.
-    """
+    """Return a lower bound on the number of releases and that release's digest; raise LedgerError for an unreadable head."""
     head = head_path(path)
     try:
         descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would block until there is a writer

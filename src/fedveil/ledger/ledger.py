@@ -35,8 +35,7 @@ _PAGE = 1000
 class Ledger:
     """Open ledger, from `Ledger.create` or `Ledger.open`.
 
-    Any number of processes, also forked ones, may write to one ledger file, each through its own object. The threads of a
-    process may share one object.
+    Any number of processes, also forked ones, may write to a ledger, each through its own object; threads may share an object.
     """
 
     def __init__(self, path: Path, meta: Mapping[str, str], mode: str = "rw") -> None:

@@ -212,8 +212,7 @@ def verify(
 ) -> dict[str, str]:
     """Verify a ledger without changing database or log, and return the table `meta`.
 
-    It checks header, size, schema, SQLite's integrity, the hash chain over all rows and the head file. Raises LedgerError with
-    advice.
+    Check header, size, schema, SQLite's integrity, hash chain and head file. Raises LedgerError with advice.
 
     Args:
         mode: "ro" or "immutable", as in `connect`. progress: called with the number of checked rows and of all rows.
@@ -274,8 +273,7 @@ class _Damage(Exception):
 def _verify_header(path: Path) -> int:
     """Return the schema from the header alone, because opening normally, SQLite would replay a stray log into a foreign file.
 
-    The header is read through SQLite: closing an ordinary file handle drops all locks of this process on the file, also those
-    of open ledgers.
+    SQLite reads the header: closing an ordinary file handle drops all locks of this process on the file, also of open ledgers.
     """
     try:
         size = _size(path)

@@ -117,8 +117,7 @@ def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float
     """Return the L2 sensitivity of a batch's gridded sum to one example: the clip, and the errors of norms, sums and rounding.
 
     It is f (C (1 + e_n) (1 + 2 B gamma) + h sqrt(d)), with norms and sums in float64 and the grid step h of the noise. For
-    replace-one, f = 2: the price of a Poisson sample requires each example to be within the bound for f = 1 of its absence, and
-    two examples to be within twice that bound of each other.
+    replace-one, f = 2: a Poisson sample's price allows each example half of this to its absence, and two examples all of it.
 
     Args:
         dimension: d of the gradient.

@@ -50,8 +50,7 @@ def own_copy(module: nn.Module) -> nn.Module:
 def fix(module: nn.Module) -> nn.Module:
     """Return a copy with `nn.GroupNorm` in place of batch normalisation, which mixes the examples of a batch.
 
-    Scale and shift are copied, running statistics are dropped. Each group has four channels or more, and there are at most 32
-    groups.
+    Scale and shift are copied, running statistics are dropped. There are at most 32 groups, of four channels or more.
 
     Raises:
         ConfigError: as in `own_copy`.
@@ -194,9 +193,7 @@ def recorded_model(module: nn.Module, parts: Parts) -> RecordedModel:
     shapes = {name: tuple(p.shape) for name, p in trained_parameters(module).items()}
     file = "" if parts.weights is None else hashlib.sha256(Path(parts.weights).read_bytes()).hexdigest()
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    trained = {
-        name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"
-    }  # adapters come from the seed
+    trained = {n: p for n, p in trained_parameters(module).items() if ".lora_" not in f".{n}"}  # adapters come from the seed
     return RecordedModel(
         kind=name,
         shapes=shapes,

@@ -85,15 +85,13 @@ def means_by_client(values: Tensor, offsets: NDArray[np.int64]) -> list[float | 
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
-    """Return Harrell's C: the share of comparable pairs in which the shorter survivor has the higher risk, ties half.
-
-    A pair is comparable if one of the two is known to have survived for a shorter time.
+    """Return Harrell's C: of pairs with a known shorter survivor, the share in which it has the higher risk, ties half.
 
     Args:
         risk, time: [n]. event: [n], bool; False if the example was censored at `time`.
 
     Returns:
-        NaN without a comparable pair.
+        NaN without such a pair.
     """
     order = np.lexsort((event.numpy(), -time.numpy()))  # longest time first, and at equal times censored before events
     risks, times, events = (part.numpy()[order] for part in (risk, -time, event))

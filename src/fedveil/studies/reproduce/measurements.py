@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from fedveil.attacks.attack import attacked
-from fedveil.attacks.attack_options import ATTACKS, AttackOptions
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.labels import from_outputs
 from fedveil.attacks.metrics import save_comparison
+from fedveil.attacks.reconstruction import GradientMatching
 from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError, nearest
 from fedveil.experiment.assembly import prepare
@@ -124,7 +126,8 @@ def of_inversion(
         folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
         knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
     """
-    ATTACKS.find(attack, "measure.attack")
+    if not issubclass(ATTACKS.find(attack, "measure.attack"), GradientMatching):
+        raise ConfigError(f"measure.attack = {attack!r}: this attack reconstructs no images")
     options = AttackOptions(images=images, knows=tuple(knows), examples="test", settings=settings or {})
     snapshot, outcome = attacked(attack, options, *opened(config), run, last=run is not None)
     if outcome.originals is not None:

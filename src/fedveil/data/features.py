@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy.ndimage import gaussian_filter1d
 
-from fedveil.data.catalogue import CATALOGUE, REMOTES, Info, cache_root, info
+from fedveil.data.catalogue import CATALOGUE, Info, cache_root, downloadable, info
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.own.drawn_by_item import drawing
@@ -322,7 +322,7 @@ class FeatureMap:
 
     def _kept(self, raw: Dataset) -> Path | None:
         """The file in the cache, for built-in functions of public data sets: of one's own data no copy is made."""
-        fetched = raw.info.name in REMOTES and raw.info == CATALOGUE[raw.info.name]
+        fetched = downloadable(raw.info.name) and raw.info == CATALOGUE[raw.info.name]
         if self.name not in FEATURES or not fetched:
             return None
         digest = hashlib.sha256(repr((_VERSION, self.name, self.public, self.components, raw.info)).encode())

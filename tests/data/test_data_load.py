@@ -20,6 +20,7 @@ from fedveil.data.load import formats
 from fedveil.errors import ConfigError, DataError
 
 DATA = os.environ.get("FEDVEIL_DATA")
+DOCS = Path(__file__).parents[2] / "docs"
 real = pytest.mark.skipif(not DATA, reason="FEDVEIL_DATA does not point to a directory with data sets")
 
 
@@ -99,6 +100,15 @@ def test_every_entry_is_complete() -> None:
         assert all(std > 0 for std in entry.std)
         assert entry.embedded or (DATA_SETS[name].folders and len(formats(entry)) > 1)
         assert entry.embedded or catalogue.downloadable(name) != bool(DATA_SETS[name].by_hand)
+
+
+def test_the_documentation_lists_every_entry() -> None:
+    lines = [line for line in (DOCS / "data.md").read_text().splitlines() if line.startswith("| ")]
+    for name, entry in CATALOGUE.items():
+        (line,) = (line for line in lines if line.split()[1] == name)
+        sizes = f"{entry.train_size:,} / {entry.test_size:,}" if entry.train_size else "as prepared"
+        users = f"{entry.users:,} " if entry.users else ""
+        assert line.endswith(f"| {'x'.join(map(str, entry.input_shape))} | {entry.classes} | {sizes} | {users}|")
 
 
 def test_digests_are_well_formed() -> None:

@@ -26,6 +26,8 @@ from fedveil.ledger.files import owner_only, owner_only_folder
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Pictures = NDArray[np.float32]
+    Feature = Callable[[Pictures], Pictures]
 
 LENGTH = 1280
 DIGEST = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -85,11 +87,6 @@ def _network() -> Any:
     network.load_state_dict(torch.load(path, weights_only=True))
     return network.requires_grad_(False).eval()
 
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Pictures = NDArray[np.float32]
 
 SCALES = (0.8, 1.6)
 """Standard deviations of the smoothing, in pixels."""
@@ -246,11 +243,6 @@ def unit_power(features: NDArray[np.float32]) -> NDArray[np.float32]:
     found: NDArray[np.float32] = (features / np.maximum(power, 1e-6)).astype(np.float32)
     return found
 
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Feature = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 FEATURES: dict[str, Feature] = {
     "oriented-gradients": oriented_gradients,

@@ -69,29 +69,21 @@ def _named(directory: Path, folders: tuple[str, ...]) -> bool:
 
 
 def _mnist(directory: Path) -> RawData | None:
-    paths = [_either(directory, name) for name in IDX_FILES]
-    if not any(paths):
-        return None
-    contents = [_content(path, directory / name) for path, name in zip(paths, IDX_FILES, strict=True)]
-    return _raw([parse(content, name) for content, name in zip(contents, IDX_FILES, strict=True)], transpose=False)
+    contents = _contents(directory, IDX_FILES)
+    return _raw(contents, IDX_FILES, transpose=False) if contents else None
 
 
 def read_emnist(directory: Path, info: Info) -> RawData | None:
     """The idx files of the balanced split, loose or in the original gzip.zip."""
-    paths = [_either(directory, name) for name in EMNIST_FILES]
-    if any(paths):
-        contents = [_content(path, directory / name) for path, name in zip(paths, EMNIST_FILES, strict=True)]
-    elif (directory / "gzip.zip").is_file():
-        contents = _zipped(directory / "gzip.zip")
-    else:
-        return None
-    arrays = [parse(content, name) for content, name in zip(contents, EMNIST_FILES, strict=True)]
-    return _raw(arrays, transpose=True)
+    contents, archive = _contents(directory, EMNIST_FILES), directory / "gzip.zip"
+    if not contents and archive.is_file():
+        contents = _zipped(archive)
+    return _raw(contents, EMNIST_FILES, transpose=True) if contents else None
 
 
-def _raw(arrays: list[Array], transpose: bool) -> RawData:
+def _raw(contents: list[bytes], names: tuple[str, ...], transpose: bool) -> RawData:
     """EMNIST stores its pictures with rows and columns exchanged; `transpose` sets them upright."""
-    x_train, y_train, x_test, y_test = arrays
+    x_train, y_train, x_test, y_test = (parse(content, name) for content, name in zip(contents, names, strict=True))
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 3 or y.ndim != 1:
             raise DataError(f"idx files with {x.ndim}-dimensional pictures and {y.ndim}-dimensional labels; expected 3 and 1")
@@ -99,8 +91,11 @@ def _raw(arrays: list[Array], transpose: bool) -> RawData:
     return RawData(x_train.transpose(axes)[:, None].copy(), y_train, x_test.transpose(axes)[:, None].copy(), y_test)
 
 
-def _either(directory: Path, name: str) -> Path | None:
-    return next((path for path in (directory / name, directory / f"{name}.gz") if path.is_file()), None)
+def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:
+    """The content of each file, loose or as .gz; empty where there is none of them."""
+    places = [(directory / name, directory / f"{name}.gz") for name in names]
+    paths = [next((path for path in both if path.is_file()), None) for both in places]
+    return [_content(path, both[0]) for path, both in zip(paths, places, strict=True)] if any(paths) else []
 
 
 def _content(path: Path | None, expected: Path) -> bytes:

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from fedveil.attacks import metrics
-from fedveil.attacks.attack import attack, name_of
 from fedveil.attacks.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
+from fedveil.attacks.attack_run import attack, name_of
 from fedveil.attacks.attack_table import configured
 from fedveil.attacks.interception import Interception, interceptions, local_spec, number, victims
 from fedveil.attacks.reconstruction import DLG, IG

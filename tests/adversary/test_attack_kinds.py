@@ -13,8 +13,8 @@ import tomli_w
 import torch
 from typer.testing import CliRunner
 
-from fedveil.attacks.attack import attack
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attack
 from fedveil.attacks.gan_attack import WithAttacker, _isolated
 from fedveil.attacks.reconstruction import distinct_ratios
 from fedveil.attacks.release_attacks import middle

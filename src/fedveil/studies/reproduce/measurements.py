@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.attacks.attack import attacked
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attacked
 from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.labels import from_outputs
 from fedveil.attacks.metrics import save_comparison
@@ -123,7 +123,7 @@ def of_inversion(
     """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
 
     Args:
-        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
+        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack_run`).
         knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
     """
     if not issubclass(ATTACKS.find(attack, "measure.attack"), GradientMatching):

@@ -18,7 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, CapturedUpload, GradInversion, Knowledge, KnownTraining, metrics
+from fedveil.attacks import (
+    DLG,
+    IDLG,
+    IG,
+    Bounds,
+    CapturedUpload,
+    GradientMatching,
+    GradInversion,
+    Knowledge,
+    KnownTraining,
+    metrics,
+)
 from fedveil.attacks.labels import label_counts, mean_prediction
 from fedveil.attacks.matching import gradient, prepared, simulation, split, withheld_guess
 from fedveil.attacks.metrics import save_comparison
@@ -73,7 +84,7 @@ def upload(module: nn.Module, x: Tensor, y: Tensor, std: dict[str, float], seed:
 
 def attack_all(
     label: str,
-    config: Attack,
+    config: GradientMatching,
     module: nn.Module,
     data: tuple[Tensor, Tensor],
     std: dict[str, float] | None = None,
@@ -266,7 +277,7 @@ def part_speed() -> None:
     _speed("DLG, sigmoid LeNet, mnist", DLG(5, 1), sigmoid_lenet((1, 28, 28)), images("mnist", 1), Bounds((1, 28, 28)))
 
 
-def _speed(label: str, config: Attack, module: nn.Module, data: tuple[Tensor, Tensor], bounds: Bounds) -> None:
+def _speed(label: str, config: GradientMatching, module: nn.Module, data: tuple[Tensor, Tensor], bounds: Bounds) -> None:
     x, y = bounds.inputs(data[0]), data[1]
     sent, state = upload(module, x, y, {}, 0), module.state_dict()
     bare = prepared(lambda: module, state, "eval", None)

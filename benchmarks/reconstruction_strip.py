@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.attack_options import PUBLIC, AttackOptions
-from fedveil.attacks.release_attacks import reconstruction
+from fedveil.attacks.attack_table import configured
 from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError
 from fedveil.experiment.assembly import Prepared, prepare
@@ -124,7 +124,7 @@ def attacked(network: str, method: dict[str, Any], privacy: dict[str, Any], kind
         snapshot = snapshot_of(
             *opened(configuration(network, method, privacy)), seed=options.seed, round=options.round, prepared=data()
         )
-        outcome = reconstruction(kind, snapshot, options, lambda done, total, what: None)
+        outcome = configured(kind, options).on(snapshot, options, lambda done, total, what: None)
     except ConfigError as problem:
         return {"refused": str(problem)}
     assert outcome.originals is not None

@@ -15,10 +15,11 @@ import torch
 from torch.nn import functional as F
 
 from fedveil.attacks import metrics
-from fedveil.attacks.attack import attack, name_of
 from fedveil.attacks.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
+from fedveil.attacks.attack_run import attack, name_of
+from fedveil.attacks.attack_table import configured
 from fedveil.attacks.interception import Interception, interceptions, local_spec, number, victims
-from fedveil.attacks.release_attacks import reconstruction
+from fedveil.attacks.reconstruction import DLG, IG
 from fedveil.attacks.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.errors import ConfigError
 from fedveil.experiment.config_files import load_config
@@ -76,7 +77,7 @@ def releasing(snapshot: Snapshot, plan: Plan) -> Snapshot:
 
 def ig(snapshot: Snapshot, **options: Any) -> dict[str, Any]:
     chosen = AttackOptions(**{"images": 2, "steps": 150, **options})
-    outcome: AttackOutcome = reconstruction("ig", snapshot, chosen, nothing)
+    outcome: AttackOutcome = configured("ig", chosen).on(snapshot, chosen, nothing)
     return dict(outcome.record)
 
 
@@ -113,8 +114,8 @@ def test_the_clip_that_the_attacker_knows_is_undone(config: Path) -> None:
     """DLG matches sizes, so a clipped update misleads it unless it clips its candidates alike."""
     snapshot = releasing(at(config, "model.activation='sigmoid'"), Plan(clip=1e-3))
     options = AttackOptions(images=1, steps=30, restarts=1, knows=("clip", "labels"))
-    informed = reconstruction("dlg", snapshot, options, nothing).record["each"]["psnr"][0]
-    naive = reconstruction("dlg", snapshot, replace(options, knows=("labels",)), nothing).record["each"]["psnr"][0]
+    both = (options, replace(options, knows=("labels",)))
+    informed, naive = (DLG(steps=30, restarts=1).on(snapshot, o, nothing).record["each"]["psnr"][0] for o in both)
     assert informed > 40 > 20 > naive
 
 
@@ -310,7 +311,7 @@ def test_names_of_files_tell_attacks_apart() -> None:
         ("attribute", {"steps": 3}, [], "takes no --steps; it takes none of these options"),
         ("labels", {"restarts": 3}, [], "takes no --restarts; it takes --batch, --knows, --defence"),
         ("ig", {}, ["attack.speed=3"], "no setting speed"),
-        ("labels", {}, ["attack.speed=3"], "no such setting; it takes none"),
+        ("labels", {}, ["attack.speed=3"], "no setting speed; it takes none"),
         ("identification", {}, ["attack.rule='magic'"], "give gradient or inversion"),
         ("label-reconstruction", {}, ["privacy.view='aggregate'"], "no single upload is visible. Set privacy.view = 'server'"),
         ("identification", {}, ["privacy.view='final'"], "in the final view only the last model leaves"),
@@ -340,7 +341,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 
 
 def test_scores_are_those_of_the_reconstructions(config: Path) -> None:
-    outcome = reconstruction("ig", at(config).without_defence(), AttackOptions(images=2, steps=40), nothing)
+    outcome = IG(steps=40).on(at(config).without_defence(), AttackOptions(images=2), nothing)
     assert outcome.originals is not None
     ((_, images),) = outcome.rows
     assert outcome.record["each"]["psnr"] == pytest.approx(metrics.psnr(images, outcome.originals).tolist())

@@ -13,10 +13,11 @@ import tomli_w
 import torch
 from typer.testing import CliRunner
 
-from fedveil.attacks.attack import attack
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attack
 from fedveil.attacks.gan_attack import WithAttacker, _isolated
-from fedveil.attacks.release_attacks import distinct_ratios, middle
+from fedveil.attacks.reconstruction import distinct_ratios
+from fedveil.attacks.release_attacks import middle
 from fedveil.attacks.snapshot import snapshot_of, target_of
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
@@ -235,7 +236,7 @@ def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: A
         ("gan", ["attack.private=10"], "classes are 0 to 9"),
         ("gan", ["attack.attacker=12"], "there are 12 clients"),
         ("gan", ["attack.private=3", "attack.controls=[3]"], r"controls = \[3\]: the attacker holds nothing of class 3"),
-        ("attribute", ["attack.colour=1"], "no such setting; it takes classes, auxiliary"),
+        ("attribute", ["attack.colour=1"], "no setting colour; it takes classes, auxiliary"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(config: Path, kind: str, overrides: list[str], message: str) -> None:

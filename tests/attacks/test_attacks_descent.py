@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attack_types import Trial
-from fedveil.attacks.reconstruction import Attempt, adam, lbfgs
+from fedveil.attacks.matching import adam, lbfgs
+from fedveil.attacks.reconstruction import Attempt
 
 UPLOAD = CapturedUpload({})
 

@@ -160,4 +160,4 @@ def test_extraction_stops_early_and_needs_held_out_queries(digits: Digits) -> No
     _, scores = KnowledgeExtraction(epochs=50, lr=1.0, patience=2).run(victim, _small, x[:100], (x[:50], y[:50]), _rng())
     assert scores.epochs < 50
     with pytest.raises(ConfigError, match="held_out"):
-        KnowledgeExtraction(held_out=0.0).run(victim, _small, x[:10], (x, y), _rng())
+        KnowledgeExtraction().run(victim, _small, x[:4], (x, y), _rng())

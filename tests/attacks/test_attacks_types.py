@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,9 +61,12 @@ def test_impossible_values_are_refused() -> None:
 
 
 def test_attacks_are_made_by_name() -> None:
-    assert set(ATTACKS) == {"dlg", "idlg", "ig", "gradinversion", "subspace"}
+    assert [kind for kind, one in ATTACKS.items() if one.name != kind] == []
+    text = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text()
+    rows = [line for line in text.partition("| `--kind` |")[2].partition("\n\n")[0].splitlines() if line.startswith("| `")]
+    assert [name for row in rows for name in row.split("|")[1].replace("`", "").replace(" ", "").split(",")] == list(ATTACKS)
     assert attack("ig", steps=7) == ATTACKS["ig"](steps=7)
-    with pytest.raises(ConfigError, match="dlg, idlg, ig, gradinversion, subspace"):
+    with pytest.raises(ConfigError, match="ig, dlg, idlg, gradinversion, subspace, labels"):
         attack("magic")
     with pytest.raises(ConfigError, match="no setting speed; it takes steps"):
         attack("ig", speed=1)

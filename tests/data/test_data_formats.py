@@ -10,6 +10,7 @@ import pickle
 import struct
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedveil.data.catalogue import CATALOGUE, REMOTES, Info, Remote
+from fedveil.data.catalogue import CATALOGUE, DATA_SETS, Info
 from fedveil.data.sources import people, pictures, raw
 from fedveil.data.sources import raw as npz
 from fedveil.data.sources.pictures import unpickle
@@ -114,7 +115,7 @@ def test_bombs_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         archive.writestr("tiny-imagenet-200/wnids.txt", bytes(101))
     monkeypatch.setattr(raw, "MOST_BYTES", 100)
     with pytest.raises(DataError, match=r"wnids.txt unpacks to 101 bytes; at most 100 are read"):
-        pictures.pictures().read(tmp_path, CATALOGUE["tinyimagenet"])
+        pictures.read_tinyimagenet(tmp_path, CATALOGUE["tinyimagenet"])
 
 
 def test_an_npz_header_that_promises_terabytes_takes_no_memory(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_emnist_is_set_upright(tmp_path: Path, zipped: bool) -> None:
     with zipfile.ZipFile(tmp_path / "gzip.zip", "w") as archive:
         for name in pictures.EMNIST_FILES:
             archive.write(loose / f"{name}.gz", f"gzip/{name}.gz")
-    raw = pictures.emnist().read(tmp_path if zipped else loose, CATALOGUE["emnist"])
+    raw = pictures.read_emnist(tmp_path if zipped else loose, CATALOGUE["emnist"])
     assert raw is not None
     assert np.array_equal(raw.x_train[2, 0], x_train[2].T)
 
@@ -143,7 +144,7 @@ def test_emnist_is_set_upright(tmp_path: Path, zipped: bool) -> None:
 def test_emnist_archive_without_the_files(tmp_path: Path) -> None:
     (tmp_path / "gzip.zip").write_bytes(b"PK nothing")
     with pytest.raises(DataError, match="not the original archive of EMNIST"):
-        pictures.emnist().read(tmp_path, CATALOGUE["emnist"])
+        pictures.read_emnist(tmp_path, CATALOGUE["emnist"])
 
 
 # coded CIFAR-10
@@ -165,13 +166,13 @@ def test_coded_cifar10(tmp_path: Path) -> None:
     assert np.array_equal(coded, before)
     parts = {"x_train_coded": coded[:3], "y_train": np.arange(3), "x_test_coded": coded[3:], "y_test": np.arange(2)}
     np.savez(tmp_path / "cifar10_coded.npz", **parts)
-    raw = npz.coded_cifar10().read(tmp_path, CATALOGUE["cifar10"])
+    raw = npz.read_coded(tmp_path, CATALOGUE["cifar10"])
     assert raw is not None
     assert np.array_equal(raw.x_train, x[:3])
     assert np.array_equal(raw.x_test, x[3:])
     np.savez(tmp_path / "cifar10_coded.npz", **{**parts, "x_test_coded": coded[3:].transpose(0, 2, 3, 1)})
     with pytest.raises(DataError, match=r"coded pictures are uint8 \(2, 32, 32, 3\)"):
-        npz.coded_cifar10().read(tmp_path, CATALOGUE["cifar10"])
+        npz.read_coded(tmp_path, CATALOGUE["cifar10"])
 
 
 # CIFAR pickles
@@ -204,7 +205,7 @@ def digest(content: bytes) -> str:
 def batches(contents: dict[str, bytes]) -> pictures.Batches:
     digests = {name: digest(content) for name, content in contents.items()}
     test = {"test_batch": digests.pop("test_batch")}
-    return pictures.Batches("cifar-10-batches-py", "labels", digests, test)
+    return replace(pictures.CIFAR10, train=digests, test=test)
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def put(folder: Path, contents: dict[str, bytes]) -> Path:
 def test_cifar_folder(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]]) -> None:
     x, contents = cifar_files
     folder = put(tmp_path / "cifar-10-batches-py", contents)
-    form = pictures.pickled("cifar10", batches(contents))
+    form = pictures.pickled(batches(contents))
     for place in (tmp_path, folder):
         raw = form.read(place, CATALOGUE["cifar10"])
         assert raw is not None
@@ -240,7 +241,7 @@ def test_cifar_folder(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, b
         form.read(tmp_path, CATALOGUE["cifar10"])
 
 
-def test_cifar_archive(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_archive(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]]) -> None:
     x, contents = cifar_files
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -250,9 +251,8 @@ def test_cifar_archive(tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, 
             archive.addfile(member, io.BytesIO(content))
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(buffer.getvalue())
     with pytest.raises(DataError, match=r"its md5 is .*, the original's is c58f30108f718f92721af3b95e74349a"):
-        pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
-    monkeypatch.setitem(REMOTES, "cifar10", (Remote("cifar-10-python.tar.gz", digest(buffer.getvalue()), ()),))
-    raw = pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+        pictures.pickled(batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+    raw = pictures.pickled(replace(batches(contents), digest=digest(buffer.getvalue()))).read(tmp_path, CATALOGUE["cifar10"])
     assert raw is not None
     assert np.array_equal(raw.x_train.reshape(4, -1), x[:4])
 
@@ -271,7 +271,7 @@ def test_pickle_with_another_digest_is_not_opened(
     tmp_path: Path, cifar_files: tuple[np.ndarray, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, contents = cifar_files
-    form = pictures.pickled("cifar10", batches(contents))
+    form = pictures.pickled(batches(contents))
     put(tmp_path / "cifar-10-batches-py", {**contents, "data_batch_2": pickle.dumps(Bomb(tmp_path / "ran"))})
     opened: list[str] = []
     monkeypatch.setattr(pictures, "unpickle", lambda content, name: opened.append(name) or unpickle(content, name))
@@ -305,7 +305,7 @@ def test_cifar_contents(tmp_path: Path, content: dict[str, Any], message: str) -
     contents = {name: pickle.dumps(content, protocol=4) for name in ("data_batch_1", "test_batch")}
     put(tmp_path / "cifar-10-batches-py", contents)
     with pytest.raises(DataError, match=message):
-        pictures.pickled("cifar10", batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
+        pictures.pickled(batches(contents)).read(tmp_path, CATALOGUE["cifar10"])
 
 
 # SVHN
@@ -314,12 +314,12 @@ def test_cifar_contents(tmp_path: Path, content: dict[str, Any], message: str) -
 def test_svhn(tmp_path: Path) -> None:
     x = pixels(32, 32, 3, 5)
     info = CATALOGUE["svhn"]
-    assert pictures.matlab().read(tmp_path, info) is None
+    assert pictures.read_svhn(tmp_path, info) is None
     savemat(tmp_path / "train_32x32.mat", {"X": x, "y": np.array([[1], [10], [9], [2], [10]])})
     with pytest.raises(DataError, match=r"test_32x32.mat is missing"):
-        pictures.matlab().read(tmp_path, info)
+        pictures.read_svhn(tmp_path, info)
     savemat(tmp_path / "test_32x32.mat", {"X": x[..., :2], "y": np.array([[3], [4]], np.uint8)})
-    raw = pictures.matlab().read(tmp_path, info)
+    raw = pictures.read_svhn(tmp_path, info)
     assert raw is not None
     assert raw.y_train.tolist() == [1, 0, 9, 2, 0]
     assert np.array_equal(raw.x_train[3, 1], x[:, :, 1, 3])
@@ -332,12 +332,12 @@ def test_svhn(tmp_path: Path) -> None:
     ):
         savemat(tmp_path / "test_32x32.mat", content)
         with pytest.raises(DataError, match=message):
-            pictures.matlab().read(tmp_path, info)
+            pictures.read_svhn(tmp_path, info)
     whole = (tmp_path / "train_32x32.mat").read_bytes()
     for damaged in (b"", b"x" * 300, whole[: len(whole) // 2]):
         (tmp_path / "test_32x32.mat").write_bytes(damaged)
         with pytest.raises(DataError, match="not a readable MATLAB file"):
-            pictures.matlab().read(tmp_path, info)
+            pictures.read_svhn(tmp_path, info)
 
 
 # Tiny ImageNet
@@ -371,7 +371,7 @@ def test_tiny_imagenet(tmp_path: Path, zipped: bool) -> None:
                 archive.writestr(f"tiny-imagenet-200/{name}", content)
     else:
         put(tmp_path / "tiny-imagenet-200", tiny_files())
-    raw = pictures.pictures().read(tmp_path, TINY)
+    raw = pictures.read_tinyimagenet(tmp_path, TINY)
     assert raw is not None
     assert raw.x_train.shape == (3, 3, 64, 64)
     assert np.abs(raw.x_train[:, :, 5, 5].mean(axis=1) - [10, 20, 30]).max() <= 1
@@ -394,7 +394,7 @@ def test_tiny_imagenet(tmp_path: Path, zipped: bool) -> None:
 def test_damaged_tiny_imagenet(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     put(tmp_path / "tiny-imagenet-200", {**tiny_files(), name: content})
     with pytest.raises(DataError, match=message):
-        pictures.pictures().read(tmp_path, TINY)
+        pictures.read_tinyimagenet(tmp_path, TINY)
 
 
 # UCI HAR
@@ -426,9 +426,9 @@ def test_uci_har(tmp_path: Path, form: str) -> None:
         if form == "zip":
             (tmp_path / "UCI HAR Dataset.zip").write_bytes(buffer.getvalue())
         else:
-            with zipfile.ZipFile(tmp_path / REMOTES["uci-har"][0].name, "w") as archive:
+            with zipfile.ZipFile(tmp_path / DATA_SETS["uci-har"].files[0].name, "w") as archive:
                 archive.writestr("UCI HAR Dataset.zip", buffer.getvalue())
-    raw = people.ucihar_text().read(tmp_path, CATALOGUE["uci-har"])
+    raw = people.read_ucihar(tmp_path, CATALOGUE["uci-har"])
     assert raw is not None
     assert raw.x_train.shape == (3, 9, 128)
     assert np.abs(raw.x_train - signals.transpose(1, 0, 2)).max() < 1e-6
@@ -449,7 +449,7 @@ def test_uci_har(tmp_path: Path, form: str) -> None:
 def test_damaged_uci_har(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     put(tmp_path / "UCI HAR Dataset", {**har_files()[0], name: content})
     with pytest.raises(DataError, match=message):
-        people.ucihar_text().read(tmp_path, CATALOGUE["uci-har"])
+        people.read_ucihar(tmp_path, CATALOGUE["uci-har"])
 
 
 # FEMNIST
@@ -467,7 +467,7 @@ def femnist(folder: Path, **files: bytes) -> RawData | None:
         "test/a.json": leaf_json({"w1": [7]}),
     }
     put(folder / "femnist", {**contents, **{name.replace("_", "/") + ".json": content for name, content in files.items()}})
-    return people.femnist().read(folder / "femnist", CATALOGUE["femnist"])
+    return people.read_leaf(folder / "femnist", CATALOGUE["femnist"])
 
 
 def test_femnist(tmp_path: Path) -> None:
@@ -504,12 +504,12 @@ def test_damaged_femnist(tmp_path: Path, content: bytes, message: str) -> None:
 
 def test_harbox(tmp_path: Path) -> None:
     folder = tmp_path / people.HARBOX_FOLDER
-    assert people.harbox_text().read(tmp_path, CATALOGUE["harbox"]) is None
+    assert people.read_harbox(tmp_path, CATALOGUE["harbox"]) is None
     windows = RNG.normal(size=(10, 100, 10)).astype(np.float32)
     for person, activity in ((2, "Walk"), (10, "Call")):
         (folder / str(person)).mkdir(parents=True)
         np.savetxt(folder / str(person) / f"{activity}_train.txt", windows.reshape(-1, 10))
-    raw = people.harbox_text().read(tmp_path, CATALOGUE["harbox"])
+    raw = people.read_harbox(tmp_path, CATALOGUE["harbox"])
     assert raw is not None
     assert raw.x_train.shape == (16, 9, 100)
     assert np.allclose(raw.x_train[1, 4], windows[1, :, 5])
@@ -519,4 +519,4 @@ def test_harbox(tmp_path: Path) -> None:
     assert raw.users_test.tolist() == [2, 2, 10, 10]
     (folder / "2" / "Hop_train.txt").write_text("1 2 3\n")
     with pytest.raises(DataError, match="3 numbers; expected windows of 100 x 10"):
-        people.harbox_text().read(tmp_path, CATALOGUE["harbox"])
+        people.read_harbox(tmp_path, CATALOGUE["harbox"])

@@ -6,18 +6,21 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedveil.data import catalogue, load
-from fedveil.data.catalogue import CATALOGUE, Info
+from fedveil.data.catalogue import CATALOGUE, DATA_SETS, Info
 from fedveil.data.dataset import Dataset, standardise
-from fedveil.data.load import FOLDERS, formats
+from fedveil.data.declared import Remote
+from fedveil.data.load import formats
 from fedveil.errors import ConfigError, DataError
 
 DATA = os.environ.get("FEDVEIL_DATA")
+DOCS = Path(__file__).parents[2] / "docs"
 real = pytest.mark.skipif(not DATA, reason="FEDVEIL_DATA does not point to a directory with data sets")
 
 
@@ -95,14 +98,23 @@ def test_every_entry_is_complete() -> None:
         assert name == entry.name
         assert len(entry.mean) == len(entry.std) == entry.input_shape[0]
         assert all(std > 0 for std in entry.std)
-        assert entry.embedded or (FOLDERS[name] and formats(entry))
-        assert entry.embedded or (name in catalogue.REMOTES) != (name in catalogue.NO_DIGEST)
+        assert entry.embedded or (DATA_SETS[name].folders and len(formats(entry)) > 1)
+        assert entry.embedded or catalogue.downloadable(name) != bool(DATA_SETS[name].by_hand)
+
+
+def test_the_documentation_lists_every_entry() -> None:
+    lines = [line for line in (DOCS / "data.md").read_text().splitlines() if line.startswith("| ")]
+    for name, entry in CATALOGUE.items():
+        (line,) = (line for line in lines if line.split()[1] == name)
+        sizes = f"{entry.train_size:,} / {entry.test_size:,}" if entry.train_size else "as prepared"
+        users = f"{entry.users:,} " if entry.users else ""
+        assert line.endswith(f"| {'x'.join(map(str, entry.input_shape))} | {entry.classes} | {sizes} | {users}|")
 
 
 def test_digests_are_well_formed() -> None:
     lengths = {"md5": 32, "sha256": 64}
-    for files in catalogue.REMOTES.values():
-        for file in files:
+    for declared in DATA_SETS.values():
+        for file in declared.files:
             algorithm, value = file.digest.split(":")
             assert len(value) == lengths[algorithm]
             int(value, 16)
@@ -247,10 +259,10 @@ def test_message_when_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooch, "retrieve", unreachable)
     with pytest.raises(DataError, match=r"download: failed, .*train-images-idx3-ubyte.gz: no connection"):
         load.load("mnist")
-    assert asked == list(catalogue.REMOTES["mnist"][0].urls)
+    assert asked == list(DATA_SETS["mnist"].files[0].urls)
 
 
-@pytest.mark.parametrize("name", sorted(catalogue.NO_DIGEST))
+@pytest.mark.parametrize("name", [name for name, one in DATA_SETS.items() if one.by_hand])
 def test_no_download_without_a_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import pooch
 
@@ -276,13 +288,12 @@ def test_download_is_checked_kept_and_shown(monkeypatch: pytest.MonkeyPatch, tmp
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "public"))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setitem(catalogue.REMOTES, "mnist", (catalogue.Remote("mnist.npz", "md5:" + "0" * 32, (place,)),))
+        published = lambda *remote: replace(DATA_SETS["mnist"], files=(Remote(*remote),))  # noqa: E731
+        monkeypatch.setitem(DATA_SETS, "mnist", published("mnist.npz", "md5:" + "0" * 32, (place,)))
         with pytest.raises(DataError, match="the digest does not match, the file was not kept"):
             load.load("mnist")
         assert not (tmp_path / "cache" / "mnist" / "mnist.npz").exists()
-        monkeypatch.setitem(
-            catalogue.REMOTES, "mnist", (catalogue.Remote("mnist.npz", f"sha256:{digest}", (place + "gone/", place)),)
-        )
+        monkeypatch.setitem(DATA_SETS, "mnist", published("mnist.npz", f"sha256:{digest}", (place + "gone/", place)))
         data = load.load("mnist")
         assert data.y_train.tolist() == [0, 1, 2, 3, 4, 5]
         before = len(asked)

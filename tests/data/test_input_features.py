@@ -18,7 +18,6 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from federation_runs import assert_same, finished, job
-from fedveil.data import catalogue
 from fedveil.data import features as efficientnet_lite0
 from fedveil.data import features as module
 from fedveil.data.dataset import Dataset
@@ -245,7 +244,7 @@ def test_features_of_ones_own_data_are_not_kept_on_disk(tmp_path: Path, monkeypa
     features = FeatureMap("oriented-gradients", oriented_gradients)
     features.of(small())
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setitem(catalogue.REMOTES, "digits", ())
+    monkeypatch.setattr(module, "downloadable", lambda name: name == "digits")
     monkeypatch.setattr(module, "oriented_gradients", None)
     first = features.of(small())
     (kept,) = (tmp_path / "cache" / "features").iterdir()

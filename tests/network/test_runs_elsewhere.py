@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from federation_runs import config
-from fedveil.attacks.attack import attack
+from fedveil.attacks.attack_run import attack
 from fedveil.attacks.audit_run import audit_run
 from fedveil.attacks.replay import replay
 from fedveil.deploy.central_dp import AppRun, matching_configuration

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedveil.attacks.attack import attack
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attack
 from fedveil.attacks.audit_run import audit_run
 from fedveil.cli.app import app
 from fedveil.data.dataset import Dataset

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from federation_runs import small_digits
-from fedveil.attacks.attack import attack
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attack
 from fedveil.attacks.audit_run import audit_run
 from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError, FedveilError

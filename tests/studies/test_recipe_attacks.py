@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedveil.attacks import interception
-from fedveil.attacks.attack import attack, attacked
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attack, attacked
 from fedveil.attacks.interception import Interception, holders_of_test_images, holding, interception_of
 from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from fedveil.attacks.attack import FinishedAttack
+    from fedveil.attacks.attack_run import FinishedAttack
     from fedveil.attacks.replay import Replayed
     from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
@@ -248,8 +248,8 @@ class Run:
         Args:
             kind: an unknown name lists them. options: as `fedveil attack` has them: images, batch, restarts, steps, seed, round.
         """
-        from fedveil.attacks.attack import attack
         from fedveil.attacks.attack_options import AttackOptions
+        from fedveil.attacks.attack_run import attack
 
         return attack(self.path, kind, AttackOptions(**options), out=out, handed_over=self._handed_over)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedveil.attacks.attack_options import ATTACKS, attack
+from fedveil.attacks.attack_options import Attack
+from fedveil.attacks.attack_table import ATTACKS, attack
 from fedveil.attacks.attack_types import (
     AttackStep,
     Bounds,
@@ -12,7 +13,7 @@ from fedveil.attacks.attack_types import (
     KnownTraining,
     Reconstruction,
 )
-from fedveil.attacks.reconstruction import DLG, IDLG, IG, Attack, GradInversion
+from fedveil.attacks.reconstruction import DLG, IDLG, IG, GradientMatching, GradInversion
 
 __all__ = [
     "ATTACKS",
@@ -25,6 +26,7 @@ __all__ = [
     "CapturedUpload",
     "Clip",
     "GradInversion",
+    "GradientMatching",
     "Knowledge",
     "KnownTraining",
     "Reconstruction",

@@ -1,101 +1,19 @@
-"""The reconstruction attacks by name, what a user asks of an attack, and what an attack answers."""
+"""What an attack declares, what a user asks of it, and what it answers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 
-from fedveil.attacks.reconstruction import Attack
 from fedveil.errors import ConfigError, unknown
-from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-LEAST: Mapping[str, float] = {
-    **dict.fromkeys(
-        ("steps", "restarts", "seeds", "targets", "probes", "latent", "fakes", "auxiliary", "epochs", "patience", "judge_epochs"),
-        1,
-    ),
-    **dict.fromkeys(("tolerance", "warmup", "langevin", "matching", "tv", "l2", "bn", "group"), 0),
-    **dict.fromkeys(("private", "attacker", "warm"), 0),
-}
-"""The smallest value of a number; one that is not listed has none."""
-ABOVE: Mapping[str, float] = {"lr": 0}
-"""What a number must exceed."""
-CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "line_search": ("strong_wolfe", None),
-    "rule": ("gradient", "inversion"),
-    "mode": ("passive", "active"),
-}
-
-
-def checked(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings, the user's before defaults, in the defaults' types; a default of None stands for a whole number.
-
-    Raises:
-        ConfigError: a value of another type, or out of range.
-    """
-    return {**defaults, **{name: _one(name, value, defaults[name]) for name, value in settings.items()}}
-
-
-def _one(name: str, value: Any, default: Any) -> Any:
-    if name in CHOICES:
-        if value not in CHOICES[name]:
-            raise _wrong(name, value, " or ".join(str(choice) for choice in CHOICES[name] if choice is not None))
-        return value
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise _wrong(name, value, "true or false")
-        return value
-    if isinstance(default, tuple):
-        if not isinstance(value, list | tuple) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
-            raise _wrong(name, value, "a list of whole numbers")
-        return tuple(value)
-    return value if value is None and default is None else _number(name, value, isinstance(default, float))
-
-
-def _number(name: str, value: Any, real: bool) -> float:
-    least, above = LEAST.get(name, -math.inf), ABOVE.get(name, -math.inf)
-    kind = float | int if real else int
-    if isinstance(value, bool) or not isinstance(value, kind) or not (math.isfinite(value) and value >= least and value > above):
-        wanted = "a number" if real else "a whole number"
-        reach = f" of at least {least:g}" if name in LEAST else f" above {above:g}" if name in ABOVE else ""
-        raise _wrong(name, value, wanted + reach)
-    return float(value) if real else int(value)
-
-
-def _wrong(name: str, value: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"attack.{name} = {value} is not possible: give {wanted}")
-
-
-ATTACKS: Registry[type[Attack]] = Registry(
-    "attack",
-    "attack",
-    {
-        "dlg": "fedveil.attacks.reconstruction:DLG",
-        "idlg": "fedveil.attacks.reconstruction:IDLG",
-        "ig": "fedveil.attacks.reconstruction:IG",
-        "gradinversion": "fedveil.attacks.reconstruction:GradInversion",
-        "subspace": "fedveil.attacks.reconstruction:Subspace",
-    },
-)
-
-
-def attack(kind: str, **settings: Any) -> Attack:
-    """The attack `kind` with its settings; raises ConfigError for an unknown kind or setting, or an impossible value."""
-    chosen = ATTACKS.find(kind)
-    known = {field.name: field.default for field in fields(chosen)}
-    wrong = sorted(set(settings) - set(known))
-    if wrong:
-        raise ConfigError(f"attack {kind} has no setting {', '.join(wrong)}; it takes {', '.join(known)}")
-    return chosen(**checked(settings, known))
-
+    from fedveil.attacks.snapshot import Snapshot
 
 KNOWS = {
     "mask": "which coordinates were sent",
@@ -109,8 +27,37 @@ KNOWS = {
 PUBLIC = ("mask", "noise", "clip", "aux")
 
 Examples = Literal["drawn", "all", "test"]
+Place = Literal["first", "last", "watched"]
 OnProgress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what is going on)."""
+
+
+def setting(default: Any, *, least: float | None = None, above: float | None = None, choices: tuple[Any, ...] = ()) -> Any:
+    """A setting of an attack: its default, the smallest value of a number, what a number must exceed, or the possible values."""
+    return field(default=default, metadata={"least": least, "above": above, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack: its fields are its settings, and the rest of what is known about it stands beside them.
+
+    takes: options besides seed, round and images. place: where it begins unless a round is given: the `first` round, the `last`
+    model, or the first with all rounds `watched` by the attack itself. examples: what `attack.examples` may be besides `drawn`.
+    """
+
+    name: ClassVar[str]
+    takes: ClassVar[tuple[str, ...]] = ()
+    place: ClassVar[Place] = "first"
+    examples: ClassVar[tuple[Examples, ...]] = ()
+
+    @classmethod
+    def settings(cls, options: AttackOptions) -> dict[str, Any]:
+        """Return the settings that a user's options give."""
+        return dict(options.settings)
+
+    def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+        """Attack the releases of a snapshot."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -157,14 +104,6 @@ class AttackOptions:
     def generator(self, more: int = 0) -> torch.Generator:
         """Random numbers of the attack's own; `more` tells streams apart."""
         return torch.Generator().manual_seed(self.seed + more)
-
-    def settings_of(self, kind: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """The kind's settings with the user's in them; raises ConfigError for one that it does not have, or an impossible one."""
-        wrong = sorted(set(self.settings) - set(defaults))
-        if wrong:
-            there = f"it takes {', '.join(defaults)}" if defaults else "it takes none"
-            raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
-        return checked(self.settings, defaults)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 
 from fedveil.attacks import gan
-from fedveil.attacks.attack_options import AttackOptions, AttackOutcome, OnProgress
+from fedveil.attacks.attack_options import Attack, AttackOptions, AttackOutcome, OnProgress, Place, setting
 from fedveil.attacks.gan import (
     ClassScores,
     Fitting,
@@ -39,21 +39,6 @@ if TYPE_CHECKING:
 
     from fedveil.attacks.snapshot import Snapshot
     from fedveil.federation.clients import Clients
-
-SETTINGS: dict[str, Any] = {
-    "private": None,
-    "controls": (),
-    "mode": "passive",
-    "attacker": 0,
-    "fakes": 500,
-    "warm": 1,
-    "lr": 2e-4,
-    "latent": 100,
-    "class_head": False,
-    "judge_epochs": None,
-}
-"""private: the class wanted. controls: owned classes; by default the one that the attacker has most of. fakes: mislabelled images
-a round (active), from round `warm` on. class_head: does it learn?"""
 
 
 @dataclass(frozen=True)
@@ -84,84 +69,122 @@ class WithAttacker:
         return sizes
 
 
-@one_thread()
-def curious_client(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
-    """Run the federation with the attacker in it, then judge what it generates."""
-    settings = options.settings_of(kind, SETTINGS)
-    private = _private(snapshot, settings)
-    own = _isolated(snapshot, settings["attacker"], private)
-    controls = _controls(settings, own[1])
-    config = gan.CuriousClient(
-        private=(private,),
-        steps=options.steps or 200,
-        batch=options.batch or 64,
-        lr=settings["lr"],
-        latent=settings["latent"],
-        train_class_head=settings["class_head"],
-    )
-    attacker, joined = _attacked(snapshot, config, own, settings, options, on_progress)
-    images = options.images or 400
-    judge = Judge.of(snapshot, settings["judge_epochs"], options)
-    made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, *controls)}
-    scores = {c: judge.scores(made[c], c) for c in made}
-    wanted, n, owned = scores[private], len(own[1]), controls[0]
-    accuracy = float(evaluate(snapshot.federation, snapshot.progress)["test_accuracy"])
-    figures = {
-        f"private class {private}": _line(wanted),
-        **{f"owned class {c}, a control": _line(scores[c]) for c in controls},
-        "floors of the private class": f"same source {wanted.same_source:.1f}, other classes {wanted.other_class:.1f}",
-        "accuracy of the attacked model, of the judge": f"{accuracy:.1%}, {judge.accuracy:.1%}",
-    }
-    record = {
-        "private": {"class": private, **asdict(wanted)},
-        "owned": [{"class": c, **asdict(scores[c])} for c in controls],
-        "generated": images,
-        "accuracy": accuracy,
-        "judge_accuracy": judge.accuracy,
-        "judge_sha256": judge.digest,
-        "settings": settings,
-        "steps_per_round": config.steps,
-        "rounds_joined": joined,
-    }
-    mode, active = settings["mode"], f" and added {settings['fakes']} mislabelled images from round {settings['warm']} on"
-    judged = f"a {judge.name} trained on public data (SHA-256 of its weights: {judge.digest[:16]}...)"
-    words = [
-        f"{mode} client {settings['attacker']} with {n} examples, none of class {private}; it sees every round's model",
-        f"it took part in {joined} of {snapshot.progress.round} rounds{active if mode == 'active' else ''}",
-        f"{wanted.metric} is a Frechet distance of features of the judge, {judged}: it is not FID; {wanted.n} images a side; "
-        "fewer images give larger values",
-        "what is generated is a prototype of the class, not a record; a less accurate model alone raises the distance",
-    ]
-    real = {c: split_by_class(judge.images, judge.labels, c)[0][:10] for c in made}
-    rows = [("generated", made[private][:10]), (f"real, {owned}\n(owned)", real[owned]), ("generated", made[owned][:10])]
-    enough = len(real[private]) == 10 and len(real[owned]) == 10
-    return AttackOutcome(figures, record, words, real[private] if enough else None, rows, paired=False)
+@dataclass(frozen=True)
+class GanAttack(Attack):
+    """A federation that is run with a curious client in it, and the images that the client generates, judged.
 
+    private: the class wanted. controls: owned classes; by default the one that the attacker has most of. fakes: mislabelled
+    images a round (active), from round `warm` on. class_head: does it learn?
+    """
 
-def _attacked(
-    snapshot: Snapshot,
-    config: gan.CuriousClient,
-    own: tuple[Tensor, Tensor],
-    settings: dict[str, Any],
-    options: AttackOptions,
-    on_progress: OnProgress,
-) -> tuple[gan.Gan, int]:
-    """Train the federation and, after each round, the attacker; returns it, and in how many rounds it took part."""
-    progress, rounds = snapshot.progress, options.round or snapshot.federation.setting.rounds
-    job = replace(snapshot.federation, evaluate_every=rounds + 1)
-    attacker = gan.start(config, snapshot.make_model, snapshot.info.classes, snapshot.bounds, options.generator())
-    rng, client = options.generator(2), settings["attacker"]
-    for t in range(rounds):
-        x, y = own
-        if settings["mode"] == "active" and t >= settings["warm"]:
-            x, y = _poisoned(attacker, own, config.private[0], settings["fakes"], rng)
-        held = cast("Clients", WithAttacker(snapshot.federation.context.clients, client, x, y))
-        here = replace(job, context=replace(job.context, clients=held))
-        with Inline(here.context) as engine:
-            one_round(here, engine, progress)
-        real, fake = gan.observe(attacker, config, snapshot.make_model, snapshot.state, own, rng)
-        on_progress((t + 1) * config.steps, rounds * config.steps, f"round {t + 1}, losses {real:.2f} and {fake:.2f}")
-    return attacker, progress.seen.get(client, 0)
+    name: ClassVar[str] = "gan"
+    takes: ClassVar[tuple[str, ...]] = ("steps", "batch", "defence")
+    place: ClassVar[Place] = "watched"
+    private: int | None = setting(None, least=0)
+    controls: tuple[int, ...] = ()
+    mode: Literal["passive", "active"] = setting("passive", choices=("passive", "active"))
+    attacker: int = setting(0, least=0)
+    fakes: int = setting(500, least=1)
+    warm: int = setting(1, least=0)
+    lr: float = setting(2e-4, above=0)
+    latent: int = setting(100, least=1)
+    class_head: bool = False
+    judge_epochs: int | None = setting(None, least=1)
+
+    @one_thread()
+    def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+        private = self._private_class(snapshot)
+        own = _isolated(snapshot, self.attacker, private)
+        controls = self._controls(own[1])
+        config = gan.CuriousClient(
+            private=(private,),
+            steps=options.steps or 200,
+            batch=options.batch or 64,
+            lr=self.lr,
+            latent=self.latent,
+            train_class_head=self.class_head,
+        )
+        attacker, joined = self._run(snapshot, config, own, options, on_progress)
+        images = options.images or 400
+        judge = Judge.of(snapshot, self.judge_epochs, options)
+        made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, *controls)}
+        scores = {c: judge.scores(made[c], c) for c in made}
+        wanted, n, owned = scores[private], len(own[1]), controls[0]
+        accuracy = float(evaluate(snapshot.federation, snapshot.progress)["test_accuracy"])
+        figures = {
+            f"private class {private}": _line(wanted),
+            **{f"owned class {c}, a control": _line(scores[c]) for c in controls},
+            "floors of the private class": f"same source {wanted.same_source:.1f}, other classes {wanted.other_class:.1f}",
+            "accuracy of the attacked model, of the judge": f"{accuracy:.1%}, {judge.accuracy:.1%}",
+        }
+        record = {
+            "private": {"class": private, **asdict(wanted)},
+            "owned": [{"class": c, **asdict(scores[c])} for c in controls],
+            "generated": images,
+            "accuracy": accuracy,
+            "judge_accuracy": judge.accuracy,
+            "judge_sha256": judge.digest,
+            "settings": asdict(self),
+            "steps_per_round": config.steps,
+            "rounds_joined": joined,
+        }
+        mode, active = self.mode, f" and added {self.fakes} mislabelled images from round {self.warm} on"
+        judged = f"a {judge.name} trained on public data (SHA-256 of its weights: {judge.digest[:16]}...)"
+        words = [
+            f"{mode} client {self.attacker} with {n} examples, none of class {private}; it sees every round's model",
+            f"it took part in {joined} of {snapshot.progress.round} rounds{active if mode == 'active' else ''}",
+            f"{wanted.metric} is a Frechet distance of features of the judge, {judged}: it is not FID; {wanted.n} images a side; "
+            "fewer images give larger values",
+            "what is generated is a prototype of the class, not a record; a less accurate model alone raises the distance",
+        ]
+        real = {c: split_by_class(judge.images, judge.labels, c)[0][:10] for c in made}
+        rows = [("generated", made[private][:10]), (f"real, {owned}\n(owned)", real[owned]), ("generated", made[owned][:10])]
+        enough = len(real[private]) == 10 and len(real[owned]) == 10
+        return AttackOutcome(figures, record, words, real[private] if enough else None, rows, paired=False)
+
+    def _run(
+        self,
+        snapshot: Snapshot,
+        config: gan.CuriousClient,
+        own: tuple[Tensor, Tensor],
+        options: AttackOptions,
+        on_progress: OnProgress,
+    ) -> tuple[gan.Gan, int]:
+        """Train the federation and, after each round, the attacker; returns it, and in how many rounds it took part."""
+        progress, rounds = snapshot.progress, options.round or snapshot.federation.setting.rounds
+        job = replace(snapshot.federation, evaluate_every=rounds + 1)
+        attacker = gan.start(config, snapshot.make_model, snapshot.info.classes, snapshot.bounds, options.generator())
+        rng, client = options.generator(2), self.attacker
+        for t in range(rounds):
+            x, y = own
+            if self.mode == "active" and t >= self.warm:
+                x, y = _poisoned(attacker, own, config.private[0], self.fakes, rng)
+            held = cast("Clients", WithAttacker(snapshot.federation.context.clients, client, x, y))
+            here = replace(job, context=replace(job.context, clients=held))
+            with Inline(here.context) as engine:
+                one_round(here, engine, progress)
+            real, fake = gan.observe(attacker, config, snapshot.make_model, snapshot.state, own, rng)
+            on_progress((t + 1) * config.steps, rounds * config.steps, f"round {t + 1}, losses {real:.2f} and {fake:.2f}")
+        return attacker, progress.seen.get(client, 0)
+
+    def _private_class(self, snapshot: Snapshot) -> int:
+        clients, last = len(snapshot.federation.context.clients), snapshot.info.classes - 1
+        if not self.attacker < clients:
+            raise ConfigError(f"--set attack.attacker={self.attacker}: there are {clients} clients")
+        wanted = self.private
+        private: int = wanted if wanted is not None else (2 if snapshot.info.name == "cifar10" else min(5, last))
+        if private > last:
+            raise ConfigError(f"--set attack.private={wanted}: classes are 0 to {last}")
+        return private
+
+    def _controls(self, labels: Tensor) -> tuple[int, ...]:
+        """The classes that the attacker owns and generates too."""
+        held = sorted(set(labels.tolist()))
+        wanted: tuple[int, ...] = self.controls or (int(labels.bincount().argmax()),)
+        absent = [c for c in wanted if c not in held]
+        if absent:
+            raise ConfigError(f"attack.controls = {list(wanted)}: the attacker holds nothing of class {absent[0]}, but of {held}")
+        return wanted
 
 
 def _poisoned(
@@ -173,17 +196,6 @@ def _poisoned(
     return torch.cat([own[0], made]), torch.cat([own[1], torch.full((fakes,), wrong)])
 
 
-def _private(snapshot: Snapshot, settings: dict[str, Any]) -> int:
-    clients, last = len(snapshot.federation.context.clients), snapshot.info.classes - 1
-    if not settings["attacker"] < clients:
-        raise ConfigError(f"--set attack.attacker={settings['attacker']}: there are {clients} clients")
-    wanted = settings["private"]
-    private: int = wanted if wanted is not None else (2 if snapshot.info.name == "cifar10" else min(5, last))
-    if private > last:
-        raise ConfigError(f"--set attack.private={wanted}: classes are 0 to {last}")
-    return private
-
-
 def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, Tensor]:
     """The attacker's own examples without the private class."""
     x, y = snapshot.federation.context.clients.examples(attacker)
@@ -191,16 +203,6 @@ def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, 
     if not bool(keep.any()):
         raise ConfigError(f"client {attacker} holds nothing but class {private}: choose another with --set attack.attacker=N")
     return x[keep], y[keep]
-
-
-def _controls(settings: dict[str, Any], labels: Tensor) -> tuple[int, ...]:
-    """The classes that the attacker owns and generates too."""
-    held = sorted(set(labels.tolist()))
-    wanted: tuple[int, ...] = settings["controls"] or (int(labels.bincount().argmax()),)
-    absent = [c for c in wanted if c not in held]
-    if absent:
-        raise ConfigError(f"attack.controls = {list(wanted)}: the attacker holds nothing of class {absent[0]}, but of {held}")
-    return wanted
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.attacks.attack_options import AttackOptions, AttackOutcome, OnProgress
+from fedveil.attacks.attack_options import Attack, AttackOptions, AttackOutcome, Examples, OnProgress, Place, setting
 from fedveil.attacks.attack_types import ModelFn
 from fedveil.attacks.gan import Fitting, features, fit, predictions
 from fedveil.attacks.matching import prepared
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 CIFAR10_ANIMALS = (2, 3, 4, 5, 6, 7)
+HELD_OUT = 0.1
+"""Share of the queries at which the training of a student is stopped."""
 
 
 @dataclass(frozen=True)
@@ -90,54 +92,6 @@ class Extraction:
     epochs: int
 
 
-@dataclass(frozen=True)
-class KnowledgeExtraction:
-    """Settings of the student: Adam at `lr`, KL divergence at temperature 1, early stop on a held-out share of the queries.
-
-    patience: epochs without a better held-out divergence before stopping; the best student is kept.
-    """
-
-    epochs: int = 50
-    lr: float = 1e-3
-    batch: int = 64
-    held_out: float = 0.1
-    patience: int = 5
-
-    def run(
-        self, victim: nn.Module, student_fn: ModelFn, queries: Tensor, test: tuple[Tensor, Tensor], rng: torch.Generator
-    ) -> tuple[nn.Module, Extraction]:
-        """Train a student on the victim's logits for `queries` (n, *shape); returns it with its scores on `test` = (x, y)."""
-        kept = round(len(queries) * (1 - self.held_out))
-        if not 0 < kept < len(queries):
-            raise ConfigError(f"{len(queries)} queries with held_out = {self.held_out} leave none to train or none to stop on")
-        answers = predictions(victim, queries).softmax(1)
-        student = student_fn()
-        best, best_loss, waited = copy.deepcopy(student.state_dict()), float("inf"), 0
-
-        def stop(epoch: int) -> bool:
-            nonlocal best, best_loss, waited
-            loss = float(divergence(predictions(student, queries[kept:]), answers[kept:]))
-            waited = waited + 1 if loss >= best_loss else 0
-            if loss < best_loss:
-                best, best_loss = copy.deepcopy(student.state_dict()), loss
-            return waited >= self.patience
-
-        how = Fitting(self.epochs, divergence, self.lr, self.batch, stop)
-        epochs = fit(student, queries[:kept], answers[:kept], rng, how)
-        student.load_state_dict(best)
-        x, y = test
-        theirs, ours = predictions(victim, x).argmax(1), predictions(student, x).argmax(1)
-        scores = Extraction(
-            victim_accuracy=_share(theirs == y),
-            student_accuracy=_share(ours == y),
-            agreement=_share(ours == theirs),
-            held_out_kl=best_loss,
-            queries=len(queries),
-            epochs=epochs,
-        )
-        return student, scores
-
-
 def divergence(logits: Tensor, answers: Tensor) -> Tensor:
     """Mean KL(answers || softmax(logits)) in nats; answers: probabilities (n, classes)."""
     return F.kl_div(logits.log_softmax(1), answers, reduction="batchmean")
@@ -156,75 +110,127 @@ ATTRIBUTES: dict[str, tuple[str, tuple[int, ...]]] = {
 """What is inferred by default, as the classes that have it."""
 
 
-def attribute(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+@dataclass(frozen=True)
+class AttributeProbe(Attack):
     """An attribute of training examples, by a logistic probe on the released model's penultimate features.
 
     The attacker's own examples are the first of the test split; attacked are training examples, or the test examples after those.
     """
-    name, classes = ATTRIBUTES.get(snapshot.info.name, ("", ()))
-    settings = options.settings_of(kind, {"classes": classes, "auxiliary": 2000})
-    if "classes" in options.settings:
-        name = f"class in {list(settings['classes'])}"
-    if not settings["classes"]:
-        raise ConfigError(
-            f"{snapshot.info.name} has no attribute of its own: give --set attack.classes=[0, 1] (classes that have it)"
+
+    name: ClassVar[str] = "attribute"
+    place: ClassVar[Place] = "last"
+    examples: ClassVar[tuple[Examples, ...]] = ("test",)
+    classes: tuple[int, ...] = ()
+    auxiliary: int = setting(2000, least=1)
+
+    def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+        name, classes = ATTRIBUTES.get(snapshot.info.name, ("", ()))
+        if self.classes:
+            name, classes = f"class in {list(self.classes)}", self.classes
+        if not classes:
+            raise ConfigError(
+                f"{snapshot.info.name} has no attribute of its own: give --set attack.classes=[0, 1] (classes that have it)"
+            )
+        x, y = snapshot.federation.test
+        aux, n = min(self.auxiliary, len(y)), options.images or 1000
+        if options.examples == "test":
+            attacked = x[aux : aux + n], y[aux : aux + n]
+            if not len(attacked[1]):
+                raise ConfigError(f"attack.auxiliary = {aux} leaves none of the {len(y)} test examples to attack: give fewer")
+        else:
+            own = snapshot.federation.context.clients
+            chosen = torch.randperm(len(own.y), generator=options.generator())[: min(n, len(own.y))]
+            attacked = own.x[chosen], own.y[chosen]
+        wanted, model = torch.tensor(list(classes)), _released(snapshot)
+        found = infer_attribute(
+            features(model, x[:aux]),
+            torch.isin(y[:aux], wanted),
+            features(model, attacked[0]),
+            torch.isin(attacked[1], wanted),
+            options.seed % 2**31,
         )
-    x, y = snapshot.federation.test
-    aux, n = min(settings["auxiliary"], len(y)), options.images or 1000
-    if options.examples == "test":
-        attacked = x[aux : aux + n], y[aux : aux + n]
-        if not len(attacked[1]):
-            raise ConfigError(f"attack.auxiliary = {aux} leaves none of the {len(y)} test examples to attack: give fewer")
-    else:
-        own = snapshot.federation.context.clients
-        chosen = torch.randperm(len(own.y), generator=options.generator())[: min(n, len(own.y))]
-        attacked = own.x[chosen], own.y[chosen]
-    wanted, model = torch.tensor(list(settings["classes"])), _released(snapshot)
-    found = infer_attribute(
-        features(model, x[:aux]),
-        torch.isin(y[:aux], wanted),
-        features(model, attacked[0]),
-        torch.isin(attacked[1], wanted),
-        options.seed % 2**31,
-    )
-    on_progress(1, 1, "probe")
-    figures = {
-        "balanced accuracy": f"{found.balanced_accuracy:.1%} (chance 50 %)",
-        "AUC": f"{found.auc:.3f}",
-        "accuracy": f"{found.accuracy:.1%} of {found.n_test}, constant guess {found.constant_guess:.1%}",
-        "advantage over the constant guess": f"{100 * found.advantage:+.1f} points",
-    }
-    words = [f"attribute '{name}' (classes {list(settings['classes'])}), probe trained on {aux} public examples"]
-    return _outcome(snapshot, figures, {**asdict(found), "attribute": name, "classes": list(settings["classes"])}, words)
+        on_progress(1, 1, "probe")
+        figures = {
+            "balanced accuracy": f"{found.balanced_accuracy:.1%} (chance 50 %)",
+            "AUC": f"{found.auc:.3f}",
+            "accuracy": f"{found.accuracy:.1%} of {found.n_test}, constant guess {found.constant_guess:.1%}",
+            "advantage over the constant guess": f"{100 * found.advantage:+.1f} points",
+        }
+        words = [f"attribute '{name}' (classes {list(classes)}), probe trained on {aux} public examples"]
+        return _outcome(snapshot, figures, {**asdict(found), "attribute": name, "classes": list(classes)}, words)
 
 
-def extraction(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+@dataclass(frozen=True)
+class KnowledgeExtraction(Attack):
     """A student trained on the released model's answers to public queries, and scored on the second half of the test examples.
 
     It is scored on those only that are no queries. `student` is the seed of its initial weights; the run's by default.
     """
-    settings = options.settings_of(kind, {"epochs": 50, "lr": 1e-3, "patience": 5, "student": None})
-    x, y = snapshot.federation.test
-    asked = options.images or min(2000, len(y) // 2)
-    left = max(len(y) // 2, asked)
-    if left >= len(y):
-        raise ConfigError(f"{asked} queries leave none of the {len(y)} public test examples to score the student on: ask fewer")
-    thief = KnowledgeExtraction(epochs=settings["epochs"], lr=settings["lr"], patience=settings["patience"])
-    on_progress(0, 1, f"student on {asked} queries")
-    student = partial(snapshot.make_model, settings["student"])
-    _, found = thief.run(_released(snapshot), student, x[:asked], (x[left:], y[left:]), options.generator())
-    on_progress(1, 1, "student")
-    figures = {
-        "student's accuracy": f"{found.student_accuracy:.1%}, victim's {found.victim_accuracy:.1%}",
-        "agreement with the victim": f"{found.agreement:.1%} of {len(y) - left}",
-        "queries, epochs": f"{found.queries}, {found.epochs}",
-        "KL on held-out queries": f"{found.held_out_kl:.3g} nats",
-    }
-    words = [
-        "the queried model is already noised: this measures what it is worth to a thief, not privacy",
-        f"queries are the first {asked} public test examples, scores are on the last {len(y) - left}",
-    ]
-    return _outcome(snapshot, figures, asdict(found), words)
+
+    name: ClassVar[str] = "extraction"
+    place: ClassVar[Place] = "last"
+    epochs: int = setting(50, least=1)
+    lr: float = setting(1e-3, above=0)
+    patience: int = setting(5, least=1)
+    student: int | None = None
+
+    def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+        x, y = snapshot.federation.test
+        asked = options.images or min(2000, len(y) // 2)
+        left = max(len(y) // 2, asked)
+        if left >= len(y):
+            raise ConfigError(
+                f"{asked} queries leave none of the {len(y)} public test examples to score the student on: ask fewer"
+            )
+        on_progress(0, 1, f"student on {asked} queries")
+        student = partial(snapshot.make_model, self.student)
+        _, found = self.run(_released(snapshot), student, x[:asked], (x[left:], y[left:]), options.generator())
+        on_progress(1, 1, "student")
+        figures = {
+            "student's accuracy": f"{found.student_accuracy:.1%}, victim's {found.victim_accuracy:.1%}",
+            "agreement with the victim": f"{found.agreement:.1%} of {len(y) - left}",
+            "queries, epochs": f"{found.queries}, {found.epochs}",
+            "KL on held-out queries": f"{found.held_out_kl:.3g} nats",
+        }
+        words = [
+            "the queried model is already noised: this measures what it is worth to a thief, not privacy",
+            f"queries are the first {asked} public test examples, scores are on the last {len(y) - left}",
+        ]
+        return _outcome(snapshot, figures, asdict(found), words)
+
+    def run(
+        self, victim: nn.Module, student_fn: ModelFn, queries: Tensor, test: tuple[Tensor, Tensor], rng: torch.Generator
+    ) -> tuple[nn.Module, Extraction]:
+        """Train a student on the victim's logits for `queries` (n, *shape); returns it with its scores on `test` = (x, y)."""
+        kept = round(len(queries) * (1 - HELD_OUT))
+        if not 0 < kept < len(queries):
+            raise ConfigError(f"{len(queries)} queries with held_out = {HELD_OUT} leave none to train or none to stop on")
+        answers = predictions(victim, queries).softmax(1)
+        student = student_fn()
+        best, best_loss, waited = copy.deepcopy(student.state_dict()), float("inf"), 0
+
+        def stop(epoch: int) -> bool:
+            nonlocal best, best_loss, waited
+            loss = float(divergence(predictions(student, queries[kept:]), answers[kept:]))
+            waited = waited + 1 if loss >= best_loss else 0
+            if loss < best_loss:
+                best, best_loss = copy.deepcopy(student.state_dict()), loss
+            return waited >= self.patience
+
+        how = Fitting(self.epochs, divergence, self.lr, stop=stop)
+        epochs = fit(student, queries[:kept], answers[:kept], rng, how)
+        student.load_state_dict(best)
+        x, y = test
+        theirs, ours = predictions(victim, x).argmax(1), predictions(student, x).argmax(1)
+        scores = Extraction(
+            victim_accuracy=_share(theirs == y),
+            student_accuracy=_share(ours == y),
+            agreement=_share(ours == theirs),
+            held_out_kl=best_loss,
+            queries=len(queries),
+            epochs=epochs,
+        )
+        return student, scores
 
 
 def _released(snapshot: Snapshot) -> nn.Module:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import labels
+from fedveil.attacks.attack_options import Attack, AttackOptions, AttackOutcome, Examples, OnProgress, setting
 from fedveil.attacks.attack_types import AttackStep, Bounds, CapturedUpload, Knowledge, ModelFn, OnStep, Reconstruction, Trial
+from fedveil.attacks.interception import Interception, caveats, interceptions, number, single_uploads
 from fedveil.attacks.labels import unique_labels
-from fedveil.attacks.matching import BATCH_NORMS, Target, averaged, cosine, mean_power, read, split, squared
+from fedveil.attacks.matching import (
+    BATCH_NORMS,
+    LineSearch,
+    Report,
+    Target,
+    adam,
+    averaged,
+    cosine,
+    lbfgs,
+    mean_power,
+    read,
+    split,
+    squared,
+)
+from fedveil.attacks.metrics import floors, matched, score
 from fedveil.errors import ConfigError
 from fedveil.training.params import trained_parameters
 
-Report = Callable[[int, float], None]
+if TYPE_CHECKING:
+    from fedveil.attacks.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,7 @@ class Attempt:
             return lambda step, loss: None
         return lambda step, loss: on_step(AttackStep(name, trial, trials, step, steps, loss))
 
-    def conclude(self, attack: Attack, trials: Sequence[Trial]) -> Reconstruction:
+    def conclude(self, attack: GradientMatching, trials: Sequence[Trial]) -> Reconstruction:
         """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
         if not trials:
             raise ConfigError("an attack needs at least one start; set restarts >= 1")
@@ -76,10 +94,21 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Attack:
-    """A reconstruction attack: a frozen configuration that can be run; its fields are its settings."""
+class GradientMatching(Attack):
+    """A reconstruction attack: examples are searched for whose gradient is that of the upload.
 
-    name: ClassVar[str]
+    starts: the setting that `AttackOptions.restarts` stands for.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("batch", "restarts", "steps", "knows", "defence")
+    examples: ClassVar[tuple[Examples, ...]] = ("test",)
+    starts: ClassVar[str] = "restarts"
+
+    @classmethod
+    def settings(cls, options: AttackOptions) -> dict[str, Any]:
+        """Return the settings that a user's options give, steps and restarts among them."""
+        own = {"steps": options.steps, cls.starts: options.restarts}
+        return {**options.settings, **{name: value for name, value in own.items() if value is not None}}
 
     def trials(self, attempt: Attempt) -> list[Trial]:
         """One candidate for each start."""
@@ -100,6 +129,19 @@ class Attack:
         attempt = Attempt(uploads, targets, n, knowledge, bounds, rng, on_step)
         return attempt.conclude(self, self.trials(attempt))
 
+    def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
+        """Reconstruct images from each intercepted release, and score them against the truth and the floors."""
+        batch = options.batch or 1
+        if options.examples == "test":
+            single_uploads(self.name, snapshot, options)
+        count = -(-(options.images or 4 * batch) // batch)
+        total = number(snapshot, count, options.knows)
+        pairs: list[tuple[Interception, Reconstruction]] = []
+        for i, seen in enumerate(interceptions(snapshot, options, count, batch)):
+            rng, on_step = options.generator(i), _counted(on_progress, i, total)
+            pairs.append((seen, self.run([seen.upload], *snapshot.model, seen.known, snapshot.bounds, rng, on_step)))
+        return _judged(self.name, snapshot, options, batch, pairs)
+
 
 def examples(uploads: Sequence[CapturedUpload], knowledge: Knowledge) -> int:
     """How many examples to reconstruct: what the attacker knows, else what the upload states."""
@@ -108,88 +150,8 @@ def examples(uploads: Sequence[CapturedUpload], knowledge: Knowledge) -> int:
     return len(knowledge.labels) if knowledge.labels is not None else uploads[0].n_examples
 
 
-LineSearch = Literal["strong_wolfe"] | None
-
-
-def lbfgs(
-    loss: Callable[[], Tensor],
-    variables: Sequence[Tensor],
-    steps: int,
-    tolerance: float,
-    line_search: LineSearch,
-    report: Report,
-    stall: int = 5,
-) -> tuple[list[Tensor], float, int, int, str]:
-    """L-BFGS with rate 1, history 100 and 20 inner iterations per step, from the present values of `variables`.
-
-    Ends below `tolerance`, at a loss that is not finite, or after `stall` steps without change. Returns the best values seen,
-    the loss at exactly these values, steps, closures and the reason for stopping.
-    """
-    optimizer = torch.optim.LBFGS(list(variables), lr=1.0, max_iter=20, history_size=100, line_search_fn=line_search)
-    closures = 0
-
-    def closure() -> Tensor:
-        nonlocal closures
-        closures += 1
-        value = loss()
-        for variable, grad in zip(variables, torch.autograd.grad(value, list(variables)), strict=True):
-            variable.grad = grad
-        return value.detach()
-
-    best, best_loss, unchanged, reason, done = [v.detach().clone() for v in variables], math.inf, 0, "steps exhausted", steps
-    for step in range(1, steps + 1):
-        before = [v.detach().clone() for v in variables]
-        value = float(optimizer.step(closure))  # type: ignore[no-untyped-call]
-        if value < best_loss:
-            best, best_loss = before, value
-        report(step, value)
-        same = all(torch.equal(b, v.detach()) for b, v in zip(before, variables, strict=True))
-        unchanged = unchanged + 1 if same else 0
-        ended = {"not finite": not math.isfinite(value), "below tolerance": value < tolerance, "stalled": unchanged >= stall}
-        if any(ended.values()):
-            reason, done = next(why for why, holds in ended.items() if holds), step
-            break
-    last = float(closure())
-    if last < best_loss:
-        best, best_loss = [v.detach().clone() for v in variables], last
-    return best, best_loss, done, closures, reason
-
-
-def adam(
-    loss: Callable[[], Tensor],
-    x: Tensor,
-    rates: Sequence[float],
-    bounds: Bounds,
-    report: Report,
-    signed: bool,
-    langevin: Callable[[int], Tensor] | None = None,
-) -> tuple[int, str]:
-    """Adam on x (changed in place), projected into the box after every step; returns steps done and the reason for stopping.
-
-    rates: the learning rate of each step. signed: use the sign of the gradient. langevin: step -> noise added to x, in units of
-    the rate.
-    """
-    optimizer = torch.optim.Adam([x], lr=rates[0])
-    low, high = bounds.edges()
-    for step, rate in enumerate(rates):
-        optimizer.param_groups[0]["lr"] = rate
-        value = loss()
-        reached = float(value.detach())
-        if not math.isfinite(reached):
-            return step, "not finite"
-        (grad,) = torch.autograd.grad(value, x)
-        x.grad = grad.sign() if signed else grad
-        optimizer.step()
-        with torch.no_grad():
-            if langevin is not None:
-                x.add_(langevin(step), alpha=rate)
-            x.copy_(torch.minimum(torch.maximum(x, low), high))
-        report(step + 1, reached)
-    return len(rates), "steps exhausted"
-
-
 @dataclass(frozen=True)
-class DLG(Attack):
+class DLG(GradientMatching):
     """Minimise the squared distance of gradients jointly over the examples and their soft labels, by L-BFGS, without a box.
 
     steps: outer steps of 20 inner ones. restarts: starts from N(0, 1), ended early by one whose distance is below
@@ -199,10 +161,10 @@ class DLG(Attack):
     """
 
     name: ClassVar[str] = "dlg"
-    steps: int = 300
-    restarts: int = 4
-    tolerance: float = 1e-9
-    line_search: LineSearch = "strong_wolfe"
+    steps: int = setting(300, least=1)
+    restarts: int = setting(4, least=1)
+    tolerance: float = setting(1e-9, least=0)
+    line_search: LineSearch = setting("strong_wolfe", choices=("strong_wolfe", None))
 
     def labels(self, attempt: Attempt) -> Tensor | None:
         """The labels where they are known; else they are variables."""
@@ -255,7 +217,7 @@ def total_variation(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class IG(Attack):
+class IG(GradientMatching):
     """Minimise 1 - cosine similarity of gradients + tv * total variation, by Adam on signed gradients inside the box.
 
     steps: 4,800 by default, 24,000 in the published script. lr falls tenfold at 3/8, 5/8 and 7/8 of the steps.
@@ -263,10 +225,10 @@ class IG(Attack):
     """
 
     name: ClassVar[str] = "ig"
-    steps: int = 4800
-    restarts: int = 1
-    lr: float = 0.1
-    tv: float = 1e-3
+    steps: int = setting(4800, least=1)
+    restarts: int = setting(1, least=1)
+    lr: float = setting(0.1, above=0)
+    tv: float = setting(1e-3, least=0)
 
     def trials(self, attempt: Attempt) -> list[Trial]:
         y = attempt.labels()
@@ -291,7 +253,7 @@ class IG(Attack):
 
 
 @dataclass(frozen=True)
-class GradInversion(Attack):
+class GradInversion(GradientMatching):
     """Adam from several starts at once on matching + total variation + L2 + batch-norm statistics + distance to their mean.
 
     steps: 20,000 published; seeds: joint starts, 8 published. lr warms up over `warmup` steps and falls along a cosine.
@@ -304,16 +266,17 @@ class GradInversion(Attack):
     """
 
     name: ClassVar[str] = "gradinversion"
-    steps: int = 2000
-    seeds: int = 4
-    lr: float = 0.1
-    warmup: int = 50
-    langevin: float = 0.01
-    matching: float = 1.0
-    tv: float = 1e-4
-    l2: float = 1e-6
-    bn: float = 0.1
-    group: float = 0.01
+    starts: ClassVar[str] = "seeds"
+    steps: int = setting(2000, least=1)
+    seeds: int = setting(4, least=1)
+    lr: float = setting(0.1, above=0)
+    warmup: int = setting(50, least=0)
+    langevin: float = setting(0.01, least=0)
+    matching: float = setting(1.0, least=0)
+    tv: float = setting(1e-4, least=0)
+    l2: float = setting(1e-6, least=0)
+    bn: float = setting(0.1, least=0)
+    group: float = setting(0.01, least=0)
     unique: bool = False
 
     def trials(self, attempt: Attempt) -> list[Trial]:
@@ -403,3 +366,94 @@ def constraint(received: dict[str, Tensor], candidate: dict[str, Tensor], *, ali
         cosine = (g * o).sum() / (size * norm)
         terms.append((size / norm).log().square() + (1 - cosine.abs() if aligned else cosine.square()))
     return torch.stack(terms).mean()
+
+
+# --- scores -------------------------------------------------------------------------------------------------------------------
+
+REFERENCE = 1000
+
+
+def _counted(on_progress: OnProgress, done: int, count: int) -> OnStep:
+    """Steps of all releases together: each has the same number at most."""
+
+    def on_step(p: AttackStep) -> None:
+        each = p.trials * p.steps
+        what = f"release {done + 1}, start {p.trial + 1}, loss {p.loss:.3g}"
+        on_progress(done * each + p.trial * p.steps + p.step, count * each, what)
+
+    return on_step
+
+
+def _judged(
+    kind: str,
+    snapshot: Snapshot,
+    options: AttackOptions,
+    batch: int,
+    pairs: Sequence[tuple[Interception, Reconstruction]],
+) -> AttackOutcome:
+    bounds, found = snapshot.bounds, [r for _, r in pairs]
+    originals = [bounds.images(seen.x) for seen, _ in pairs]
+    truth = torch.cat(originals)
+    ordered = torch.cat([matched(r.images, images) for r, images in zip(found, originals, strict=True)])
+    scores = score(ordered, truth)
+    seen_nothing = floors(truth, bounds.images(snapshot.federation.test[0][:REFERENCE]), options.seed % 2**31)
+    labels = sum(in_common(r.y, seen.y, snapshot.info.classes) for seen, r in pairs) / len(truth)
+    rate = sum(r.steps for r in found) / max(sum(r.seconds for r in found), 1e-9)
+    ratios = [r.noise_ratio for r in found]
+    record = {
+        "scores": scores.summary(),
+        "each": {
+            "psnr": scores.psnr,
+            "ssim": scores.ssim,
+            "mse": scores.mse,
+            "mae": scores.mae,
+            "client": [v.client for seen, _ in pairs for v in seen.victims],
+        },
+        "floors": {name: s.summary() for name, s in seen_nothing.items()},
+        "labels_right": labels,
+        "noise_ratio": ratios,
+        "steps_per_second": rate,
+        "releases": [r.summary() for r in found],
+    }
+    middle = {name: float(np.median(s.psnr)) for name, s in seen_nothing.items()}
+    figures = {
+        "PSNR, median (least, most)": f"{np.median(scores.psnr):.1f} dB ({min(scores.psnr):.1f}, {max(scores.psnr):.1f})",
+        **({} if scores.ssim is None else {"SSIM, median": f"{np.median(scores.ssim):.3f}"}),
+        "success (at least 20 dB)": f"{scores.success:.0%} of {len(scores.psnr)} images",
+        "floors: mean image, other image": f"{middle['mean image']:.1f} dB, {middle['other image']:.1f} dB",
+        "labels right": f"{labels:.0%}",
+        "r = |noise| / |signal|": distinct_ratios(ratios),
+        "attack steps a second": f"{rate:.0f}",
+    }
+    words = [_behind(pairs[0][0], batch), _effort(found[0]), *caveats(snapshot, batch)]
+    if truth.ndim != 4 or truth.shape[1] not in (1, 3):
+        return AttackOutcome(figures, record, words)
+    return AttackOutcome(figures, record, words, truth[:10], [(kind, ordered[:10])])
+
+
+def in_common(a: Tensor, b: Tensor, classes: int) -> int:
+    """How many labels two collections share, whatever their order."""
+    return int(torch.minimum(a.bincount(minlength=classes), b.bincount(minlength=classes)).sum())
+
+
+def distinct_ratios(ratios: Sequence[float | None]) -> str:
+    """The distinct noise ratios, to three digits."""
+    known = sorted({float(f"{r:.3g}") for r in ratios if r is not None})
+    return ", ".join([f"{r:.3g}" for r in known] + ["unknown"] * (None in ratios))
+
+
+def _behind(seen: Interception, batch: int) -> str:
+    local, together = seen.known.local, len(seen.victims)
+    steps = local.steps if local is not None else 1
+    who = f"{together} clients summed, each" if together > 1 else "one client"
+    return f"each attacked release is of {who} with {_plural(batch, 'example')} and {_plural(steps, 'local step')}"
+
+
+def _effort(result: Reconstruction) -> str:
+    starts = len(result.trial_losses)
+    settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in result.settings.items())
+    return f"the best of {_plural(starts, 'start')} by its matching loss counts; settings: {settings}"
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

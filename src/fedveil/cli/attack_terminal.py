@@ -22,8 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.attacks.attack import FinishedAttack, attack
 from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import FinishedAttack, attack
 from fedveil.attacks.audit_run import audit_config, audit_run
 from fedveil.attacks.replay import Replayed, replay
 from fedveil.errors import ConfigError

@@ -44,11 +44,11 @@ DataDirectory = Annotated[Path | None, typer.Option("--dir", help="Directory to 
 def data(context: typer.Context) -> None:
     """List the data sets, and where each lies on this machine."""
     if context.invoked_subcommand is None:
-        from fedveil.data.catalogue import CATALOGUE, REMOTES
+        from fedveil.data.catalogue import CATALOGUE, downloadable
         from fedveil.data.load import ENVIRONMENT, located
 
         places = {name: located(name) for name in CATALOGUE}
-        missing = {name: "downloaded when first used" if name in REMOTES else "to be made by hand" for name in CATALOGUE}
+        missing = {name: "downloaded when first used" if downloadable(name) else "to be made by hand" for name in CATALOGUE}
         print_table([(i.name, f"{i.title} {i.input_shape}: {places[i.name] or missing[i.name]}") for i in CATALOGUE.values()])
         typer.echo(f"\nHow to get one: fedveil data get NAME. Where they are looked for: data.data_dir, then {ENVIRONMENT}.")
 

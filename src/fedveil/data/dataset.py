@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.catalogue import IGNORED, Info
+from fedveil.data.declared import IGNORED, Array, Info
 from fedveil.errors import DataError
 
 
@@ -40,7 +40,6 @@ class Origin:
         return {key: value for key, value in asdict(self).items() if key != "casts"}
 
 
-Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 

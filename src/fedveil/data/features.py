@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy.ndimage import gaussian_filter1d
 
-from fedveil.data.catalogue import CATALOGUE, REMOTES, Info, cache_root, info
+from fedveil.data.catalogue import CATALOGUE, Info, cache_root, downloadable, info
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.own.drawn_by_item import drawing
@@ -26,6 +26,8 @@ from fedveil.ledger.files import owner_only, owner_only_folder
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Pictures = NDArray[np.float32]
+    Feature = Callable[[Pictures], Pictures]
 
 LENGTH = 1280
 DIGEST = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -85,11 +87,6 @@ def _network() -> Any:
     network.load_state_dict(torch.load(path, weights_only=True))
     return network.requires_grad_(False).eval()
 
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Pictures = NDArray[np.float32]
 
 SCALES = (0.8, 1.6)
 """Standard deviations of the smoothing, in pixels."""
@@ -247,11 +244,6 @@ def unit_power(features: NDArray[np.float32]) -> NDArray[np.float32]:
     return found
 
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Feature = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-
 FEATURES: dict[str, Feature] = {
     "oriented-gradients": oriented_gradients,
     "mirrored-gradients": mirrored_gradients,
@@ -322,7 +314,7 @@ class FeatureMap:
 
     def _kept(self, raw: Dataset) -> Path | None:
         """The file in the cache, for built-in functions of public data sets: of one's own data no copy is made."""
-        fetched = raw.info.name in REMOTES and raw.info == CATALOGUE[raw.info.name]
+        fetched = downloadable(raw.info.name) and raw.info == CATALOGUE[raw.info.name]
         if self.name not in FEATURES or not fetched:
             return None
         digest = hashlib.sha256(repr((_VERSION, self.name, self.public, self.components, raw.info)).encode())

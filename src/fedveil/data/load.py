@@ -9,43 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data import catalogue
-from fedveil.data.catalogue import Info
-from fedveil.data.dataset import Array, Dataset, Ints
+from fedveil.data.dataset import Dataset, Ints
+from fedveil.data.declared import Array, Format, Info, RawData
 from fedveil.data.own.data_source import user_path
-from fedveil.data.sources import people, pictures, raw
-from fedveil.data.sources.raw import Format, RawData
+from fedveil.data.sources.pictures import read_digits
+from fedveil.data.sources.raw import plain
 from fedveil.errors import DataError
-
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "mnist": ("mnist", "MNIST/raw"),
-    "fashion-mnist": ("fashion-mnist", "fashion_mnist", "FashionMNIST/raw"),
-    "cifar10": ("cifar10", "cifar-10"),
-    "cifar100": ("cifar100", "cifar-100"),
-    "svhn": ("svhn", "SVHN"),
-    "emnist": ("emnist", "EMNIST/raw"),
-    "femnist": ("femnist", "leaf/data/femnist/data"),
-    "tinyimagenet": ("tinyimagenet", "tiny-imagenet"),
-    "uci-har": ("uci-har", "uci_har"),
-    "harbox": ("harbox", "HARBox"),
-}
-
-_ORIGINALS: dict[str, tuple[Format, ...]] = {
-    "mnist": (pictures.mnist_like(FOLDERS["mnist"]),),
-    "fashion-mnist": (pictures.mnist_like(FOLDERS["fashion-mnist"]),),
-    "cifar10": (raw.coded_cifar10(), pictures.pickled("cifar10", pictures.CIFAR10)),
-    "cifar100": (pictures.pickled("cifar100", pictures.CIFAR100),),
-    "svhn": (pictures.matlab(),),
-    "emnist": (pictures.emnist(),),
-    "femnist": (people.femnist(),),
-    "tinyimagenet": (pictures.pictures(),),
-    "uci-har": (people.ucihar_text(),),
-    "harbox": (people.harbox_text(),),
-}
 
 
 def formats(info: Info) -> tuple[Format, ...]:
     """The formats of a data set, in the order in which they are looked for."""
-    return (raw.plain(info), *_ORIGINALS.get(info.name, ()))
+    return (plain(info), *catalogue.DATA_SETS[info.name].formats)
 
 
 ENVIRONMENT = "FEDVEIL_DATA"
@@ -86,7 +60,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
     if name in _OWN:
         return _checked(info, _own(name, data_dir), "what its reader returned")
     if info.embedded:
-        return _checked(info, pictures.read(), "the embedded copy")
+        return _checked(info, read_digits(), "the embedded copy")
     tried: list[str] = []
     for label, root in _places(info, data_dir):
         found = _look(info, root)
@@ -149,7 +123,7 @@ def _directory(folder: str | Path, label: str) -> Path:
 
 
 def _look(info: Info, root: Path) -> tuple[RawData, str] | None:
-    for folder in (root, *(root / name for name in FOLDERS[info.name])):
+    for folder in (root, *(root / name for name in catalogue.DATA_SETS[info.name].folders)):
         if not folder.is_dir():
             continue
         for form in formats(info):
@@ -207,7 +181,7 @@ def _integers(values: Array, what: str) -> Ints:
 
 def _not_found(info: Info, tried: list[str]) -> str:
     expected = "; ".join(form.expects for form in formats(info))
-    folders = " or ".join(FOLDERS[info.name])
+    folders = " or ".join(catalogue.DATA_SETS[info.name].folders)
     return (
         f"no copy of {info.name} was found. Tried: {'; '.join(tried)}. "
         f"What to do: put one of these into a directory, directly or in its folder {folders}: {expected}. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -115,15 +115,7 @@ class Ladp2(Options):
     min_size: Index = 1
 
 
-PARTITIONS: dict[str, type[BaseModel]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "shards": Shards,
-    "label-count": LabelCount,
-    "users": Users,
-    "private-label-isolation": Isolation,
-    "ladp-1": Ladp1,
-    "ladp-2": Ladp2,
-}
-
 AnyPartition = Annotated[Iid | Dirichlet | Shards | LabelCount | Users | Isolation | Ladp1 | Ladp2, Field(discriminator="kind")]
+PARTITIONS: dict[str, type[BaseModel]] = {
+    model.model_fields["kind"].default: model for model in get_args(get_args(AnyPartition)[0])
+}

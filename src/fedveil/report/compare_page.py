@@ -30,63 +30,53 @@ if TYPE_CHECKING:
 
 
 def plot_comparison(found: Comparison, path: Path) -> Path:
-    """Draw one panel a partition; over one epsilon only, the methods below each other. The suffix says which format.
+    """Draw the page's charts, one panel a partition; over one epsilon only, the methods below each other.
 
     Args:
-        path: ends in .png or .svg.
+        path: ends in .png or .svg: the suffix says which format.
     """
-    rows = [row for row in found.rows if row.values]
-    partitions = list(dict.fromkeys(row.partition for row in rows))
-    names = found.names
-    finite = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
-    many = len(finite) > 1
-    margin = 0.085 * max(len(names[row.method]) for row in rows) + 0.9
-    figure = blank((4.6 + margin) * len(partitions), 4.2 if many else 1.5 + 0.42 * len(names))
-    axes = figure.subplots(1, len(partitions), squeeze=False, sharey=many)[0]
-    for axis, partition in zip(axes, partitions, strict=True):
-        mine = [row for row in rows if row.partition == partition]
+    names, many, seeds, drawn = found.names, _curved(found), len(found.seeds), _by_partition(found)
+    margin = 0.085 * max(len(names[row.method]) for rows in drawn.values() for row in rows) + 0.9
+    figure = blank((4.6 + margin) * len(drawn), 4.2 if many else 1.5 + 0.42 * len(names))
+    axes = figure.subplots(1, len(drawn), squeeze=False, sharey=many)[0]
+    for axis, (partition, rows) in zip(axes, drawn.items(), strict=True):
         if many:
-            _lines(axis, mine, names, finite)
-            axis.set_xlabel(f"{found.by} ε (log scale)")
+            _lines(axis, _over_epsilon(found, rows))
         else:
-            _strip(axis, mine, names)
-        if partition:
-            axis.set_title(partition, loc="left", fontsize=10.5)
+            _strip(axis, rows, names)
+        axis.set_title(partition, loc="left", fontsize=10.5)
     label = f"{found.column.phrase} (%)" if found.column.share else found.column.phrase
     (axes[0].set_ylabel if many else axes[0].set_xlabel)(label)
-    seeds = len(found.seeds)
     band = "bands" if many else "bars"
     note = f"mean of {seeds} seeds, {band}: its 95 % confidence interval (Student's t), small points: single seeds"
     figure.suptitle(note if seeds > 1 else "one seed: no spread", x=0.01, ha="left", fontsize=8.5, color=MUTED)
     return save(figure, path)
 
 
-def _lines(axis: Axes, rows: list[Row], names: dict[str, str], epsilons: list[float]) -> None:
+def _lines(axis: Axes, chart: dict[str, Any]) -> None:
     """Lines over epsilon; runs without noise are level lines."""
     ends: list[tuple[float, str, str]] = []
-    for method in dict.fromkeys(row.method for row in rows):
-        look = style(list(names).index(method))
+    for series in chart["series"]:
+        x, y = zip(*series["points"], strict=True)
+        look = style(series["color"])
         colour = look["color"]
-        mine = sorted((r for r in rows if r.method == method and math.isfinite(r.epsilon)), key=lambda r: r.epsilon)
-        x, y = [r.epsilon for r in mine], [r.column.factor * r.mean for r in mine]
-        if mine:
-            low, high = (
-                [mine[0].column.factor * edge for edge in edges] for edges in zip(*(r.around for r in mine), strict=True)
-            )
-            axis.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+        if series.get("dashed"):
+            axis.axhline(y[0], color=colour, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
+        else:
             axis.plot(x, y, markersize=6, linewidth=1.8, markeredgecolor="white", markeredgewidth=0.8, zorder=4, **look)
-            at, single = zip(*((r.epsilon, r.column.factor * v) for r in mine for v in r.values.values()), strict=True)
+        if series.get("band"):
+            at, low, high = zip(*series["band"], strict=True)
+            axis.fill_between(at, low, high, color=colour, alpha=0.13, linewidth=0)
+            at, single = zip(*series["dots"], strict=True)
             axis.scatter(at, single, s=9, color=colour, alpha=0.55, linewidths=0, zorder=3)
-            ends.append((y[-1], names[method], colour))
-        for free in (r for r in rows if r.method == method and math.isinf(r.epsilon)):
-            level = free.column.factor * free.mean
-            axis.axhline(level, color=colour, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
-            ends.append((level, f"{names[method]}, no noise", colour))
+        ends.append((y[-1], series["name"], colour))
+    epsilons = chart["x"]["ticks"]
     reach = epsilons[-1] / epsilons[0]
     axis.set_xscale("log")
     axis.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     axis.minorticks_off()
     axis.set_xlim(epsilons[0] / reach**0.12, epsilons[-1] * reach**0.06)
+    axis.set_xlabel(f"{chart['x']['label']} (log scale)")
     quiet(axis)
     _name_ends(axis, ends)
 
@@ -190,19 +180,18 @@ def headlines(found: Comparison) -> list[str]:
 
 def charts(found: Comparison) -> list[dict[str, Any]]:
     """One chart a partition: the methods over epsilon, or beside each other where there is one epsilon only."""
-    rows = [row for row in found.rows if row.values]
-    partitions = list(dict.fromkeys(row.partition for row in rows))
-    label = _label(found.column)
-    draw = _over_epsilon if _curved(found) else _beside_each_other
+    label, drawn = _label(found.column), _by_partition(found)
+    draw, height = _over_epsilon if _curved(found) else _beside_each_other, 400 if len(drawn) == 1 else 300
     return [
-        {
-            "title": partition or _capital(label),
-            "y": {"label": label},
-            "height": 400 if len(partitions) == 1 else 300,
-            **draw(found, [row for row in rows if row.partition == partition]),
-        }
-        for partition in partitions
+        {"title": partition or _capital(label), "y": {"label": label}, "height": height, **draw(found, rows)}
+        for partition, rows in drawn.items()
     ]
+
+
+def _by_partition(found: Comparison) -> dict[str, list[Row]]:
+    """The rows with a number, by partition in their order."""
+    rows = [row for row in found.rows if row.values]
+    return {one: [row for row in rows if row.partition == one] for one in dict.fromkeys(row.partition for row in rows)}
 
 
 def _label(column: Column) -> str:

@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.data.catalogue import REMOTES, Info
-from fedveil.data.sources.raw import Array, Format, RawData, unpacked
+from fedveil.data.declared import Array, Info, RawData
+from fedveil.data.sources.raw import file_in, unpacked
 from fedveil.errors import DataError
 
 
-def femnist() -> Format:
+def read_leaf(directory: Path, info: Info) -> RawData | None:
     """Folders train and test with LEAF's JSON files; other LEAF sets look the same, so a folder above must say femnist."""
-    return Format("folders train and test with the JSON files that LEAF writes, below a folder femnist", _read_leaf)
-
-
-def _read_leaf(directory: Path, info: Info) -> RawData | None:
     files = {split: sorted((directory / split).glob("*.json")) for split in ("train", "test")}
     if not any(files.values()) or "femnist" not in directory.resolve().as_posix().lower():
         return None
@@ -81,13 +77,11 @@ ACTIVITIES = ("Call", "Hop", "typing", "Walk", "Wave")
 TEST_SHARE = 0.2
 
 
-def harbox_text() -> Format:
-    """The unpacked folder large_scale_HARBox."""
-    return Format(f"the folder {HARBOX_FOLDER} with PERSON/ACTIVITY_train.txt", _read_harbox)
+def read_harbox(directory: Path, info: Info) -> RawData | None:
+    """The unpacked folder.
 
-
-def _read_harbox(directory: Path, info: Info) -> RawData | None:
-    """No official test split exists: the last fifth of each person's windows of each activity is the test split."""
+    No official test split exists: the last fifth of each person's windows of each activity is the test split.
+    """
     folder = next((path for path in (directory / HARBOX_FOLDER, directory) if path.name == HARBOX_FOLDER and path.is_dir()), None)
     if folder is None:
         return None
@@ -125,24 +119,17 @@ def _joined(parts: list[tuple[Array, int, int]]) -> tuple[Array, Array, Array]:
 
 
 UCIHAR_FOLDER = "UCI HAR Dataset"
+UCIHAR_ZIP = "human+activity+recognition+using+smartphones.zip"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 
 
-def ucihar_text() -> Format:
+def read_ucihar(directory: Path, info: Info) -> RawData | None:
     """The published zip, the zip inside it, or the unpacked folder."""
-    outer = REMOTES["uci-har"][0].name
-    return Format(
-        f"{outer}, {UCIHAR_FOLDER}.zip, or the folder {UCIHAR_FOLDER!r}",
-        lambda directory, info: _read_ucihar(directory, outer, info),
-    )
-
-
-def _read_ucihar(directory: Path, outer: str, info: Info) -> RawData | None:
     places = (directory / UCIHAR_FOLDER, directory)
     folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
     if folder is not None:
-        return _both(partial(_file, folder), info)
-    path = next((directory / name for name in (f"{UCIHAR_FOLDER}.zip", outer) if (directory / name).is_file()), None)
+        return _both(partial(file_in, folder), info)
+    path = next((directory / name for name in (f"{UCIHAR_FOLDER}.zip", UCIHAR_ZIP) if (directory / name).is_file()), None)
     if path is None:
         return None
     try:
@@ -183,10 +170,3 @@ def _numbers(content: bytes, name: str, columns: int) -> Array:
     if table.shape[1] != columns:
         raise DataError(f"{name}: rows of {table.shape[1]} numbers; expected {columns}")
     return table
-
-
-def _file(folder: Path, name: str) -> bytes:
-    path = folder / name
-    if not path.is_file():
-        raise DataError(f"{path} is missing")
-    return path.read_bytes()

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.data.catalogue import REMOTES, Info
-from fedveil.data.sources.raw import MOST_BYTES, Array, Format, RawData, unpacked
+from fedveil.data.declared import Array, Format, Info, RawData
+from fedveil.data.sources.raw import MOST_BYTES, file_in, unpacked
 from fedveil.errors import DataError
 
 UBYTE = 0x08
@@ -37,11 +37,6 @@ def mnist_like(folders: tuple[str, ...]) -> Format:
         f"{', '.join(IDX_FILES)} (or .gz) in a folder {' or '.join(folders)}",
         lambda directory, info: _mnist(directory) if _named(directory, folders) else None,
     )
-
-
-def emnist() -> Format:
-    """The idx files of the balanced split, loose or in the original gzip.zip."""
-    return Format(f"gzip.zip, or {', '.join(EMNIST_FILES)} (or .gz)", _emnist)
 
 
 def parse(content: bytes, name: str) -> Array:
@@ -74,28 +69,21 @@ def _named(directory: Path, folders: tuple[str, ...]) -> bool:
 
 
 def _mnist(directory: Path) -> RawData | None:
-    paths = [_either(directory, name) for name in IDX_FILES]
-    if not any(paths):
-        return None
-    contents = [_content(path, directory / name) for path, name in zip(paths, IDX_FILES, strict=True)]
-    return _raw([parse(content, name) for content, name in zip(contents, IDX_FILES, strict=True)], transpose=False)
+    contents = _contents(directory, IDX_FILES)
+    return _raw(contents, IDX_FILES, transpose=False) if contents else None
 
 
-def _emnist(directory: Path, info: Info) -> RawData | None:
-    paths = [_either(directory, name) for name in EMNIST_FILES]
-    if any(paths):
-        contents = [_content(path, directory / name) for path, name in zip(paths, EMNIST_FILES, strict=True)]
-    elif (directory / "gzip.zip").is_file():
-        contents = _zipped(directory / "gzip.zip")
-    else:
-        return None
-    arrays = [parse(content, name) for content, name in zip(contents, EMNIST_FILES, strict=True)]
-    return _raw(arrays, transpose=True)
+def read_emnist(directory: Path, info: Info) -> RawData | None:
+    """The idx files of the balanced split, loose or in the original gzip.zip."""
+    contents, archive = _contents(directory, EMNIST_FILES), directory / "gzip.zip"
+    if not contents and archive.is_file():
+        contents = _zipped(archive)
+    return _raw(contents, EMNIST_FILES, transpose=True) if contents else None
 
 
-def _raw(arrays: list[Array], transpose: bool) -> RawData:
+def _raw(contents: list[bytes], names: tuple[str, ...], transpose: bool) -> RawData:
     """EMNIST stores its pictures with rows and columns exchanged; `transpose` sets them upright."""
-    x_train, y_train, x_test, y_test = arrays
+    x_train, y_train, x_test, y_test = (parse(content, name) for content, name in zip(contents, names, strict=True))
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 3 or y.ndim != 1:
             raise DataError(f"idx files with {x.ndim}-dimensional pictures and {y.ndim}-dimensional labels; expected 3 and 1")
@@ -103,8 +91,11 @@ def _raw(arrays: list[Array], transpose: bool) -> RawData:
     return RawData(x_train.transpose(axes)[:, None].copy(), y_train, x_test.transpose(axes)[:, None].copy(), y_test)
 
 
-def _either(directory: Path, name: str) -> Path | None:
-    return next((path for path in (directory / name, directory / f"{name}.gz") if path.is_file()), None)
+def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:
+    """The content of each file, loose or as .gz; empty where there is none of them."""
+    places = [(directory / name, directory / f"{name}.gz") for name in names]
+    paths = [next((path for path in both if path.is_file()), None) for both in places]
+    return [_content(path, both[0]) for path, both in zip(paths, places, strict=True)] if any(paths) else []
 
 
 def _content(path: Path | None, expected: Path) -> bytes:
@@ -175,8 +166,10 @@ def unpickle(content: bytes, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Batches:
-    """The files of one of the two sets: md5 of each (torchvision's table) and the key of its labels."""
+    """The files of one of the two sets: the archive, and md5 of each file (torchvision's table), with the key of the labels."""
 
+    archive: str
+    digest: str
     folder: str
     label_key: str
     train: dict[str, str]
@@ -184,6 +177,8 @@ class Batches:
 
 
 CIFAR10 = Batches(
+    "cifar-10-python.tar.gz",
+    "md5:c58f30108f718f92721af3b95e74349a",
     "cifar-10-batches-py",
     "labels",
     {
@@ -196,6 +191,8 @@ CIFAR10 = Batches(
     {"test_batch": "md5:40351d587109b95175f43aff81a1287e"},
 )
 CIFAR100 = Batches(
+    "cifar-100-python.tar.gz",
+    "md5:eb9058c3a382ffc7106e4002c42a8d85",
     "cifar-100-python",
     "fine_labels",
     {"train": "md5:16019d7e3df5f24257cddd939b257f8d"},
@@ -203,24 +200,23 @@ CIFAR100 = Batches(
 )
 
 
-def pickled(name: str, batches: Batches) -> Format:
+def pickled(batches: Batches) -> Format:
     """The original archive, or its unpacked folder."""
-    archive = REMOTES[name][0]
 
     def read(directory: Path, info: Info) -> RawData | None:
-        if (directory / archive.name).is_file():
-            return _from_archive(directory / archive.name, archive.digest, batches, info)
+        if (directory / batches.archive).is_file():
+            return _from_archive(directory / batches.archive, batches, info)
         for folder in (directory / batches.folder, directory):
             if (folder / next(iter(batches.test))).is_file() and folder.name == batches.folder:
-                return _from_folder(folder, batches, info)
+                return _both_cifar(partial(file_in, folder), batches, info, folder)
         return None
 
-    return Format(f"{archive.name}, or the folder {batches.folder} in it", read)
+    return Format(f"{batches.archive}, or the folder {batches.folder} in it", read)
 
 
-def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> RawData:
+def _from_archive(path: Path, batches: Batches, info: Info) -> RawData:
     content = path.read_bytes()
-    check_digest(content, digest, str(path))
+    check_digest(content, batches.digest, str(path))
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             members = {name: archive.extractfile(f"{batches.folder}/{name}") for name in (*batches.train, *batches.test)}
@@ -228,15 +224,6 @@ def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> RawD
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
         raise DataError(f"{path}: not an archive with the files of {batches.folder} ({error})") from None
     return _both_cifar(contents.__getitem__, batches, info, path)
-
-
-def _from_folder(folder: Path, batches: Batches, info: Info) -> RawData:
-    def member(name: str) -> bytes:
-        if not (folder / name).is_file():
-            raise DataError(f"{folder / name} is missing")
-        return (folder / name).read_bytes()
-
-    return _both_cifar(member, batches, info, folder)
 
 
 def _both_cifar(member: Callable[[str], bytes], batches: Batches, info: Info, place: Path) -> RawData:
@@ -266,12 +253,8 @@ def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
-def matlab() -> Format:
+def read_svhn(directory: Path, info: Info) -> RawData | None:
     """train_32x32.mat and test_32x32.mat."""
-    return Format(" and ".join(SVHN_FILES), _read_svhn)
-
-
-def _read_svhn(directory: Path, info: Info) -> RawData | None:
     paths = [directory / name for name in SVHN_FILES]
     if not any(path.is_file() for path in paths):
         return None
@@ -304,15 +287,11 @@ FOLDER = "tiny-imagenet-200"
 Reader = Callable[[str], bytes]
 
 
-def pictures() -> Format:
+def read_tinyimagenet(directory: Path, info: Info) -> RawData | None:
     """tiny-imagenet-200.zip, or its folder."""
-    return Format(f"{FOLDER}.zip, or the folder {FOLDER} in it", _read_tinyimagenet)
-
-
-def _read_tinyimagenet(directory: Path, info: Info) -> RawData | None:
     folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
     if folder is not None:
-        return _both_tinyimagenet(partial(_file, folder), partial(_listed, folder), info)
+        return _both_tinyimagenet(partial(file_in, folder), partial(_listed, folder), info)
     path = directory / f"{FOLDER}.zip"
     if not path.is_file():
         return None
@@ -364,13 +343,6 @@ def _pixels(read: Reader, names: list[str], info: Info) -> Array:
     return np.moveaxis(out, -1, 1)
 
 
-def _file(folder: Path, name: str) -> bytes:
-    path = folder / name
-    if not path.is_file():
-        raise DataError(f"{path} is missing")
-    return path.read_bytes()
-
-
 def _listed(folder: Path, prefix: str) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in (folder / prefix).rglob("*.JPEG")]
 
@@ -378,7 +350,7 @@ def _listed(folder: Path, prefix: str) -> list[str]:
 TEST_SIZE = 360
 
 
-def read() -> RawData:
+def read_digits() -> RawData:
     """scikit-learn's 1,797 digits, their 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
     x, y = _parsed()
     test = _stratified(y, TEST_SIZE)

@@ -5,43 +5,18 @@ from __future__ import annotations
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedveil.data.catalogue import Info
+from fedveil.data.declared import Array, Format, Info
+from fedveil.data.declared import RawData as RawData
 from fedveil.errors import DataError
 
-Array = NDArray[Any]
 MOST_BYTES = 2**29
 """Above what any file inside an archive of the catalogue has: a longer one is a bomb and is not unpacked."""
-
-
-class RawData(NamedTuple):
-    """Two splits as they were stored; images are (examples, channels, height, width)."""
-
-    x_train: Array
-    y_train: Array
-    x_test: Array
-    y_test: Array
-    users_train: Array | None = None
-    users_test: Array | None = None
-
-
-@dataclass(frozen=True)
-class Format:
-    """A way in which a data set may lie in a directory.
-
-    expects: the file names, for messages.
-    read: (directory, info) -> arrays, or None if the files are not there; DataError if they are there and cannot be used.
-    """
-
-    expects: str
-    read: Callable[[Path, Info], RawData | None]
 
 
 def unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -56,11 +31,6 @@ def plain(info: Info) -> Format:
     """`NAME.npz`: images (N, H, W), (N, H, W, C) or (N, C, H, W); signals (N, channels, time) or (N, time, channels)."""
     names = dict.fromkeys(f"{stem}.npz" for stem in (info.name, info.name.replace("-", "_")))
     return Format(" or ".join(names), lambda directory, info: _read(directory, names, "", info))
-
-
-def coded_cifar10() -> Format:
-    """`cifar10_coded.npz`: the same with x_train_coded and x_test_coded, see `decode`."""
-    return Format("cifar10_coded.npz", lambda directory, info: _read(directory, ("cifar10_coded.npz",), "_coded", info))
 
 
 def decode(coded: Array) -> Array:
@@ -94,6 +64,11 @@ def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw
                 raise DataError(f"{path}: coded pictures are {x.dtype} {x.shape}; expected uint8 (N, *{info.input_shape})")
         x_train, x_test = decode(x_train), decode(x_test)
     return RawData(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
+
+
+def read_coded(directory: Path, info: Info) -> RawData | None:
+    """`cifar10_coded.npz`: as `plain`, with x_train_coded and x_test_coded, see `decode`."""
+    return _read(directory, ("cifar10_coded.npz",), "_coded", info)
 
 
 def channels_first(x: Array, info: Info, path: Path) -> Array:
@@ -148,3 +123,11 @@ def _users(archive: np.lib.npyio.NpzFile, path: Path, split: str) -> Array | Non
         if key in archive.files:
             return _member(archive, path, key)
     return None
+
+
+def file_in(folder: Path, name: str) -> bytes:
+    """The content of a file; DataError if it is missing."""
+    path = folder / name
+    if not path.is_file():
+        raise DataError(f"{path} is missing")
+    return path.read_bytes()

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.attacks.attack import attacked
-from fedveil.attacks.attack_options import ATTACKS, AttackOptions
+from fedveil.attacks.attack_options import AttackOptions
+from fedveil.attacks.attack_run import attacked
+from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.labels import from_outputs
 from fedveil.attacks.metrics import save_comparison
+from fedveil.attacks.reconstruction import GradientMatching
 from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError, nearest
 from fedveil.experiment.assembly import prepare
@@ -121,10 +123,11 @@ def of_inversion(
     """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
 
     Args:
-        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
+        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack_run`).
         knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
     """
-    ATTACKS.find(attack, "measure.attack")
+    if not issubclass(ATTACKS.find(attack, "measure.attack"), GradientMatching):
+        raise ConfigError(f"measure.attack = {attack!r}: this attack reconstructs no images")
     options = AttackOptions(images=images, knows=tuple(knows), examples="test", settings=settings or {})
     snapshot, outcome = attacked(attack, options, *opened(config), run, last=run is not None)
     if outcome.originals is not None:
@@ -149,16 +152,14 @@ def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int =
     if config.data.name != "cifar10":
         raise ConfigError(f"the attribute 'animal or not' is that of cifar10, not of {config.data.name}")
     options = AttackOptions(images=images, examples="test", settings={"auxiliary": known})
-    record = attacked("attribute", options, *opened(config), run)[1].record
-    return _figures({name: record[name] for name in ("accuracy", "balanced_accuracy", "auc")})
+    return _recorded("attribute", options, config, run, "accuracy", "balanced_accuracy", "auc")
 
 
 def of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
     """A fresh network trained on the model's answers to the first test images, and scored on others."""
     options = AttackOptions(images=queries, seed=config.run.seed, settings={"epochs": epochs, "student": 1})
-    record = attacked("extraction", options, *opened(config), run)[1].record
     own = {"victim": "victim_accuracy", "student": "student_accuracy", "agreement": "agreement"}
-    return _figures({name: record[key] for name, key in own.items()})
+    return _recorded("extraction", options, config, run, **own)
 
 
 def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int = 10, probes: int = 10) -> Measured:
@@ -168,9 +169,7 @@ def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int =
         targets: clients looked for, the first ones. probes: images that the attacker holds of each.
     """
     options = AttackOptions(knows=(), examples="all", settings={"targets": targets, "probes": probes})
-    record = attacked("identification", options, *opened(config), run, last=True)[1].record
-    own = {"matched": "matched", "top": "top", "tpr": "tpr", "chance": "chance_matched"}
-    return _figures({name: record[key] for name, key in own.items()})
+    return _recorded("identification", options, config, run, "matched", "top", "tpr", chance="chance_matched")
 
 
 def of_generated(
@@ -206,6 +205,12 @@ def of_generated(
         found |= {f"distance_{name}": scores["distance"], f"floor_{name}": scores["same_source"]}
         found |= {f"other_{name}": scores["other_class"], f"rate_{name}": scores["class_rate"], f"n_{name}": scores["n"]}
     return _figures(found)
+
+
+def _recorded(kind: str, options: AttackOptions, config: Config, run: Path | None, *own: str, **more: str) -> Measured:
+    """Figures of the record of an attack on the last model: of the same name, or of another one."""
+    record = attacked(kind, options, *opened(config), run, last=True)[1].record
+    return _figures({name: record[key] for name, key in ({one: one for one in own} | more).items()})
 
 
 def _figures(values: Mapping[str, float]) -> Measured:

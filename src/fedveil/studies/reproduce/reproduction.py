@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedveil.data.catalogue import REMOTES, info
+from fedveil.data.catalogue import downloadable, info
 from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.recipe import (
@@ -40,7 +40,7 @@ def presence(name: str, data_dir: str | None = None) -> Presence:
     try:
         load(name, data_dir, download=False)
     except DataError:
-        return "to download" if info(name).name in REMOTES else "absent"
+        return "to download" if downloadable(info(name).name) else "absent"
     return "here"
 
 

@@ -1,20 +1,17 @@
-"""All kinds of attack, the one way to run them, and the record that each leaves."""
+"""The one way to run an attack, and the record that it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fedveil.attacks import release_attacks
-from fedveil.attacks.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, Examples, OnProgress
-from fedveil.attacks.gan_attack import curious_client
+from fedveil.attacks.attack_options import KNOWS, PUBLIC, Attack, AttackOptions, AttackOutcome, OnProgress
+from fedveil.attacks.attack_table import ATTACKS, configured
 from fedveil.attacks.metrics import save_comparison
-from fedveil.attacks.model_attacks import attribute, extraction
-from fedveil.attacks.release_attacks import reconstruction
 from fedveil.attacks.snapshot import Snapshot, snapshot_of, target_of
-from fedveil.errors import ConfigError, unknown
+from fedveil.errors import ConfigError
 from fedveil.experiment import run_directory as rundir
 from fedveil.experiment.assembly import Prepared
 from fedveil.experiment.config import override
@@ -35,18 +32,12 @@ if TYPE_CHECKING:
 _FAILED = "a failed attack is no evidence of an epsilon"
 
 
-def record_of(
-    kind: str, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome, during: bool, knows: bool
-) -> dict[str, Any]:
-    """Everything about the attack.
-
-    Args:
-        during: whether a round is attacked, not the model after it. knows: whether the kind takes what the attacker knows.
-    """
-    assumptions = [_attacked(snapshot, options, during), *_known(options, knows), *outcome.assumptions, _FAILED]
+def record_of(chosen: Attack, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome) -> dict[str, Any]:
+    """Everything about the attack."""
+    assumptions = [_attacked(snapshot, options, chosen), *_known(options, chosen), *outcome.assumptions, _FAILED]
     s, experiment = snapshot.federation.setting, snapshot.experiment
     return {
-        "kind": kind,
+        "kind": chosen.name,
         "target": str(target),
         "figures": dict(outcome.figures),
         "assumptions": assumptions,
@@ -69,9 +60,9 @@ def record_of(
     }
 
 
-def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
+def _attacked(snapshot: Snapshot, options: AttackOptions, chosen: Attack) -> str:
     s, method, t = snapshot.federation.setting, snapshot.experiment.method, snapshot.progress.round
-    where = f"in round {t}" if during else f"after {t} rounds"
+    where = f"in round {t}" if chosen.place == "first" else f"after {t} rounds"
     if options.defence == "none":
         return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.experiment.network.name}, {where}"
     variant = ", published" if _given(method).get("variant") == "published" else ""
@@ -84,9 +75,9 @@ def _given(method: Method) -> dict[str, Any]:
     return given_keys(cast("MethodConfig", method))
 
 
-def _known(options: AttackOptions, knows: bool) -> list[str]:
+def _known(options: AttackOptions, chosen: Attack) -> list[str]:
     own = f"attack seed {options.seed}"
-    if not knows:
+    if "knows" not in chosen.takes:
         return [own]
     known = "; ".join(KNOWS[k] for k in KNOWS if k in options.knows) or "nothing besides"
     return [f"the attacker knows the model, the number of examples, the local steps and: {known}", own]
@@ -109,42 +100,6 @@ def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcom
 def _title(record: dict[str, Any]) -> str:
     what, floors = str(record["assumptions"][0]), record["figures"].get("floors: mean image, other image")
     return what + (f"\nfloors (mean image, other image): {floors}" if floors else "")
-
-
-Run = Callable[[str, Snapshot, AttackOptions, OnProgress], AttackOutcome]
-Place = Literal["first", "last", "watched"]
-
-
-@dataclass(frozen=True)
-class AttackKind:
-    """A kind of attack.
-
-    Args:
-        run: what does it. takes: options besides seed, round and images. place: where it begins unless a round is given: the
-            `first` round, the `last` model, or the first with all rounds `watched` by the attack itself.
-        examples: what `attack.examples` may be besides `drawn`.
-    """
-
-    run: Run
-    takes: tuple[str, ...] = ()
-    place: Place = "first"
-    examples: tuple[Examples, ...] = ()
-
-
-_PICTURES = AttackKind(reconstruction, ("batch", "restarts", "steps", "knows", "defence"), examples=("test",))
-KINDS: dict[str, AttackKind] = {
-    "ig": _PICTURES,
-    "dlg": _PICTURES,
-    "idlg": _PICTURES,
-    "gradinversion": _PICTURES,
-    "subspace": _PICTURES,
-    "labels": AttackKind(release_attacks.labels, ("batch", "knows", "defence")),
-    "label-reconstruction": AttackKind(release_attacks.label_reconstruction, ("knows", "defence"), examples=("test",)),
-    "identification": AttackKind(release_attacks.identification, _PICTURES.takes, examples=("all",)),
-    "attribute": AttackKind(attribute, place="last", examples=("test",)),
-    "extraction": AttackKind(extraction, place="last"),
-    "gan": AttackKind(curious_client, ("steps", "batch", "defence"), place="watched"),
-}
 
 
 @dataclass(frozen=True)
@@ -187,7 +142,7 @@ def attack(
     own, rest = _own_settings(overrides)
     examples = own.pop("examples", options.examples)
     options = replace(options, settings={**options.settings, **own}, examples=examples)
-    chosen = checked_kind(kind, options)
+    chosen = configured(kind, options)
     if chosen.place == "watched" and target.is_dir():
         raise ConfigError(
             f"this attack watches every round, and a run keeps its first and last model only: attack {target / 'config.toml'}"
@@ -197,7 +152,7 @@ def attack(
         config = with_model(config, handed_over.model)
     experiment, prepared = opened(config, handed_over.data, handed_over.partition) if run is None else reopened(run, handed_over)
     snapshot, outcome = attacked(kind, options, experiment, prepared, run, on_progress=on_progress)
-    record = record_of(kind, target, snapshot, options, outcome, chosen.place == "first", "knows" in chosen.takes)
+    record = record_of(chosen, target, snapshot, options, outcome)
     folder = Path(out) if out is not None else (target if target.is_dir() else Path("runs") / f"attacks-{target.stem}")
     return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
 
@@ -221,7 +176,7 @@ def attacked(
     Raises:
         ConfigError: as `attack`.
     """
-    chosen = checked_kind(kind, options)
+    chosen = configured(kind, options)
     round = 0 if chosen.place == "watched" else options.round
     at_the_end = chosen.place == "last" if last is None else last
     snapshot = snapshot_of(
@@ -238,7 +193,7 @@ def attacked(
         snapshot = snapshot.one_step()
     if options.defence == "none":
         snapshot = snapshot.without_defence()
-    return snapshot, chosen.run(kind, snapshot, options, on_progress)
+    return snapshot, chosen.on(snapshot, options, on_progress)
 
 
 def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
@@ -255,28 +210,11 @@ def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
 def name_of(kind: str, options: AttackOptions) -> str:
     """Of the files: attacks that differ in round, examples, defence or knowledge lie beside each other."""
     name = f"attack-{kind}"
-    if "knows" in KINDS[kind].takes and set(options.knows) != set(PUBLIC):
+    if "knows" in ATTACKS[kind].takes and set(options.knows) != set(PUBLIC):
         name += "-knows-" + ("-".join(k for k in KNOWS if k in options.knows) or "nothing")
     name += "" if options.round is None else f"-round-{options.round}"
     name += "" if options.examples == "drawn" else f"-examples-{options.examples}"
     return name + ("-no-defence" if options.defence == "none" else "")
-
-
-def checked_kind(kind: str, options: AttackOptions) -> AttackKind:
-    """The kind of that name; raises ConfigError for an unknown one, or for an option that it does not take."""
-    if kind not in KINDS:
-        raise unknown("--kind", kind, "attack", KINDS)
-    chosen, defaults = KINDS[kind], AttackOptions()
-    changed = {n for n in ("batch", "restarts", "steps", "knows", "defence") if getattr(options, n) != getattr(defaults, n)}
-    wrong = sorted(changed - set(chosen.takes))
-    if wrong:
-        takes = ", ".join(f"--{t}" for t in chosen.takes) or "none of these options"
-        raise ConfigError(f"attack {kind} takes no --{wrong[0]}; it takes {takes}")
-    if options.examples not in ("drawn", *chosen.examples):
-        raise ConfigError(
-            f"attack.examples = {options.examples!r}: attack {kind} takes {' or '.join(('drawn', *chosen.examples))}"
-        )
-    return chosen
 
 
 def _own_settings(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -1,0 +1,119 @@
+"""What is declared of a data set: its facts, the files that hold it, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+IGNORED = -100
+"""Stands for the class of a place in a sequence or picture that has none, such as padding."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the target of one example looks like; by default the number of a class.
+
+    shape: `()` is one number. dtype: int64 for classes, float32 for quantities. names: of its entries, or of the classes.
+    unit: of quantities, as beside an axis.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: Literal["int64", "float32"] = "int64"
+    names: tuple[str, ...] = ()
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Info:
+    """What is known about a data set before it is loaded.
+
+    input_shape: one example: (channels, height, width) for images, (channels, time) for signals, (length,) for tokens.
+    classes: how many there are; 0 where targets are quantities.
+    train_size, test_size: examples of the official split; 0 where the number depends on how the files were prepared.
+    users: natural users of both splits together, 0 if there are none.
+    source: where it comes from and under which licence. embedded: it comes with a dependency, nothing is downloaded.
+    mean, std: one constant per channel, in the units of `Dataset.x_train` divided by `scale`; see `dataset.standardise`.
+    scale: 255 for images stored as bytes, 1 for signals.
+    target: what targets look like. vocabulary: number of tokens where inputs are tokens, int64 from 0; else 0.
+    features_of: the public network that made the examples, and its digest; empty where they are not features (`fv.embed`).
+    counted: what of this was counted in the data, though it is treated as public.
+    """
+
+    name: str
+    title: str
+    input_shape: tuple[int, ...]
+    classes: int
+    train_size: int
+    test_size: int
+    users: int
+    source: str
+    embedded: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float = 255.0
+    target: Targets = Targets()
+    vocabulary: int = 0
+    features_of: str = ""
+    counted: tuple[str, ...] = ()
+
+    @property
+    def strata(self) -> int:
+        """How many classes examples can be grouped by; 1 where an example does not have just one class."""
+        return self.classes if self.classes and not self.target.shape else 1
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file: its addresses in the order in which they are tried, and its digest as pooch writes it (algorithm:hex)."""
+
+    name: str
+    digest: str
+    places: tuple[str, ...]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Full URLs."""
+        return tuple(place + self.name for place in self.places)
+
+
+class RawData(NamedTuple):
+    """Two splits as they were stored; images are (examples, channels, height, width)."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    users_train: Array | None = None
+    users_test: Array | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which a data set may lie in a directory.
+
+    expects: the file names, for messages.
+    read: (directory, info) -> arrays, or None if the files are not there; DataError if they are there and cannot be used.
+    """
+
+    expects: str
+    read: Callable[[Path, Info], RawData | None]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that fedveil knows.
+
+    folders: names of the folders in which its files may lie. files: what is downloaded. formats: in which it may lie there,
+    besides an npz archive of its name. by_hand: how to get it where no digest is known that a download could be checked with.
+    """
+
+    info: Info
+    folders: tuple[str, ...] = ()
+    files: tuple[Remote, ...] = ()
+    formats: tuple[Format, ...] = ()
+    by_hand: str = ""

@@ -224,11 +224,11 @@ class ClientNode:
         Raises:
             WireError: they are not messages to this client in this run.
         """
-        shared, asked = read_round(round, self.context.door.layout.dimension), read_task(task)
-        if (shared.run, shared.released.round) != (asked.run, asked.round):
+        sent, asked = read_round(round, self.context.door.layout.dimension), read_task(task)
+        if (sent.run, sent.released.round) != (asked.run, asked.round):
             raise WireError(
-                f"a task for round {asked.round} of run {asked.run}, with the model of round {shared.released.round} of run "
-                f"{shared.run}"
+                f"a task for round {asked.round} of run {asked.run}, with the model of round {sent.released.round} of run "
+                f"{sent.run}"
             )
         if (asked.run, asked.client) != (self.run, self.client):
             raise WireError(
@@ -236,7 +236,7 @@ class ClientNode:
             )
         request = request_name(round, task)
         try:
-            return self.states.answered(asked.round, request) or self._answered(shared, asked, request)
+            return self.states.answered(asked.round, request) or self._answered(sent, asked, request)
         except FedveilError as problem:
             _log.warning("round %d refused: %s", asked.round, problem)
             return reply_bytes(RefusalMessage(asked, _told_to_server(problem)))
@@ -244,7 +244,7 @@ class ClientNode:
             _log.exception("round %d failed", asked.round)
             return reply_bytes(RefusalMessage(asked, "an error at the client, which its own log describes"))
 
-    def _answered(self, shared: RoundMessage, asked: TaskMessage, request: str) -> bytes:
+    def _answered(self, sent: RoundMessage, asked: TaskMessage, request: str) -> bytes:
         context, before = self.context, self.states.before(asked.round)
         if max(asked.round, before.answers) >= self.rounds:
             raise ConfigError(f"the run has {self.rounds} rounds, and this client gave {before.answers} answers")
@@ -254,14 +254,14 @@ class ClientNode:
                 f"each of them once, in their order"
             )
         self._require_participation(asked.round, before.answers)
-        state = shared.plan_state if context.summed else before.policy or context.policy.start()
-        plan = self._plan(shared, state)
+        state = sent.plan_state if context.summed else before.policy or context.policy.start()
+        plan = self._plan(sent, state)
         self.require(plan)
         name = plan_name(plan, context.door.layout)
         outcome = client_round(
             context,
             ClientTask(
-                asked.client, shared.released, asked.weight, plan if context.summed else None, state, before.private, shared.buffers
+                asked.client, sent.released, asked.weight, plan if context.summed else None, state, before.private, sent.buffers
             ),
         )
         salt = context.randomness.key("salt", asked.round, self.client).hex()
@@ -269,7 +269,7 @@ class ClientNode:
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private
             after = replace(after, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
-        longest = 8 * (context.door.parts.dimension + (0 if shared.buffers is None else shared.buffers.numel())) + 2**16
+        longest = 8 * (context.door.parts.dimension + (0 if sent.buffers is None else sent.buffers.numel())) + 2**16
         with self.states.room_for(asked.round, replace(after, answer=bytes(longest))):
             released, buffers = self._let_out(outcome.release, salt)
             answer = reply_bytes(ReleaseMessage(asked, name, salt, released, buffers), release_bounds(context.door, plan))
@@ -284,9 +284,9 @@ class ClientNode:
                 f"{rule.separation} apart, and this client has answered {answers}, the last of them round {newest}"
             )
 
-    def _plan(self, shared: RoundMessage, state: State) -> Plan | Raw:
-        client = shared.released.client if self.context.summed else self.client
-        return self.context.plan(replace(shared.released, client=client), state)
+    def _plan(self, sent: RoundMessage, state: State) -> Plan | Raw:
+        client = sent.released.client if self.context.summed else self.client
+        return self.context.plan(replace(sent.released, client=client), state)
 
     def _let_out(self, release: SealedUpload | Contribution | None, salt: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the release and its batch statistics; an upload is charged first."""

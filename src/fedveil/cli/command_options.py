@@ -54,7 +54,6 @@ def override_items(incomplete: str) -> list[str]:
     return _beginning(incomplete, [fits[0] + value for value in _values(fits[0][:-1])] or fits) if len(fits) == 1 else fits
 
 
-
 def _values(key: str) -> list[str]:
     """Return the possible values of a configuration key, if these have names."""
     from fedveil.data.catalogue import CATALOGUE

@@ -81,7 +81,7 @@ class FittingClients:
 
         Args:
             drawn: clients that were asked. fitting, others: clients whose reply has the model's arrays, or has not; the rest
-            failed.
+                failed.
         """
         self._mixed |= bool(fitting) and bool(others)
         self._fitting = self._fitting.union(fitting).difference(others)
@@ -107,7 +107,7 @@ def matching_configuration(
 
     Args:
         sections: known values of method, training, privacy and run. evaluate: whether clients evaluate, in addition to the
-        releases.
+            releases.
 
     Raises:
         ConfigError: a value is impossible.
@@ -186,8 +186,7 @@ class AppRun:
 
         Args:
             round: from 0. contributions: of all drawn clients. failures: reasons why some of these are zero; stored in the
-            private
-                part of the directory.
+                private part of the directory.
         """
         upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
         visible = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)

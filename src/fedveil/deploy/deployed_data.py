@@ -33,8 +33,7 @@ def public_part(experiment: Experiment) -> Prepared:
 
     Raises:
         ConfigError: the test set is missing, public data would be taken from the clients' examples, or clients would be weighted
-        by
-            their number of examples.
+            by their number of examples.
     """
     spec, method = experiment.data, experiment.method
     if weighting_of(method) == "examples":

@@ -73,8 +73,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
 
     Raises:
         ConfigError, DataError: as `load` and `from_options`; or a program passed in data before and does not now; or its
-        partition
-            fails `Partition.checked`, or gives public examples to clients.
+            partition fails `Partition.checked`, or gives public examples to clients.
     """
     section, seed = spec.section if dataset is None else by_own_clients(spec.section, dataset), spec.seed
     require_handed_over(section, dataset, partition)
@@ -236,9 +235,8 @@ def planned_charges(method: Method, setting: Setting) -> list[Event]:
 def budgets(method: Method, setting: Setting) -> Budgets | None:
     """Return the budget of each client (server view) or of the whole run, from the planned releases; None if unbounded.
 
-    Clients in groups with own caps get these, from the releases planned for their group.
-    If the last model alone reveals less than all releases together, the cap is the total cost, because each release is charged in
-    full.
+    Clients in groups with own caps get these, from the releases planned for their group. If the last model alone reveals less
+    than all releases together, the cap is the total cost, because each release is charged in full.
     """
     planned = planned_charges(method, setting)
     if any(isinstance(event, Unbounded) for event in planned):

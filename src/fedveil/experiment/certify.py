@@ -87,8 +87,7 @@ def certify(
     Args:
         setting: calibrated, or with a target epsilon to calibrate to.
         seeded_noise: whether the noise comes from the seed. batch_norm: whether the network has batch statistics; None if
-        unknown.
-            Clients store these, so only False makes them memoryless.
+            unknown. Clients store these, so only False makes them memoryless.
         public: values assumed to be public (see `public_values`). beside: see `beside_the_releases`.
         allow_vacuous_delta: allow a proven run delta >= 1 / units.
 
@@ -229,7 +228,7 @@ class PlannedRow:
     Args:
         unit, rounds, cohort: of the plan. noise_multiplier: required. gathered: R, noise against signal over all steps.
         share: of the accuracy above chance that may remain (see `expected_share`). why_not: reason why it is impossible, or
-        empty.
+            empty.
     """
 
     unit: Unit

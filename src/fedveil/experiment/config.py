@@ -78,8 +78,7 @@ class Config(Section):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Return plain values by section, including the method's current defaults, so that a later change of these is
-        harmless."""
+        """Return plain values by section, including the method's current defaults, so that these may change later."""
         return self.model_dump(mode="json") | {"method": self.method.model_dump(mode="json")}
 
     @property

@@ -81,8 +81,7 @@ class Result:
         ended: why the run stopped before its last round, or an empty string.
         trivial: the score of a constant answer, if the task has one.
         columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for the whole run and can
-        be
-            pinned elsewhere. selection_score: noisy score by which runs are chosen, if any.
+            be pinned elsewhere. selection_score: noisy score by which runs are chosen, if any.
     """
 
     model: FlatModel

@@ -57,8 +57,8 @@ class Context:
     `in_turns`: clients are interleaved, and their engine seeds what layers draw.
     `rehearsal`: the examples are public and nothing is released, so failures raise.
     `isolation`: user-defined code sees each client's data in a child `process`; also each `pass` of DP-SGD in another child;
-    or it runs on a `copy` of itself, or directly (`none`). Training happens on the device of `model` and `clients`; plans, door,
-    tests and all states stay on the CPU.
+    or it runs on a `copy` of itself, or directly (`none`).
+    Training happens on the device of `model` and `clients`; plans, door, tests and all states stay on the CPU.
     """
 
     model: FlatModel

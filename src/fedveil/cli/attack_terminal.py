@@ -116,16 +116,16 @@ def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: boo
         return replay(config, rounds=rounds, engine=engine, on_world=on_world)
 
 
-def render_replay(result: Replayed, console: Console) -> None:
+def render_replay(run: Replayed, console: Console) -> None:
     """Print the replayed data, and each check with its result."""
-    console.print(f"{result.method}, {result.scope}: {result.rounds} rounds, and again with these releases on neighbouring data:")
-    for world in result.worlds:
+    console.print(f"{run.method}, {run.scope}: {run.rounds} rounds, and again with these releases on neighbouring data:")
+    for world in run.worlds:
         console.print(f"  {escape(world)}")
-    width = max(len(check.check) for check in result.checks)
-    for check in result.checks:
+    width = max(len(check.check) for check in run.checks)
+    for check in run.checks:
         result = f"[red]{escape(check.finding)}[/red]" if check.finding else f"{check.holds} ({check.compared})"
         console.print(f"{check.check:<{width}}  {result}", soft_wrap=True, highlight=False)
-    if result.findings:
-        console.print(f"{len(result.findings)} of {len(result.checks)} checks failed: the guarantee does not hold", style="red")
+    if run.findings:
+        console.print(f"{len(run.findings)} of {len(run.checks)} checks failed: the guarantee does not hold", style="red")
     else:
         console.print("nothing was found that depends on private data by another way than the noisy numbers")

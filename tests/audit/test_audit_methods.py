@@ -244,7 +244,7 @@ def test_layers_that_move_or_not_change_the_noise_and_quiet_runs_have_none() -> 
     neighbours = pairs(case, 2)[1]
     trainer = Trainer(case, neighbours, 2, case.scope)
     rng = np.random.default_rng(0)
-    still, again = (trainer(0, rng, quiet=True).vector for _ in range(2))
+    still, again = (trainer(0, rng, noiseless=True).vector for _ in range(2))
     assert np.array_equal(still, again)
     spread = [np.std([trainer(world, rng).vector for _ in range(60)]) for world in (0, 1)]
     assert spread[0] > 1.5 * spread[1]  # where nothing moved, P is small and the noise large

@@ -38,7 +38,7 @@ def test_a_worker_writes_and_the_main_process_reads_the_same_memory(in_memory: b
     assert all(torch.equal(got[k], kept[k]) for k in ("weights", "mask", "small"))
     sent = pack(got, slots.place)
     assert len(sent) < 1500, "what lies in a slot is named, not sent"
-    seen = unpack(sent, WorkerArena(slots.handle, None).there)
+    seen = unpack(sent, WorkerArena(slots.handle, None).tensor_at)
     seen["weights"][0] = -1
     assert got["weights"][0] == 0, "what a worker does to what it was given stays with it"
     slots.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedveil.deploy import flower_api, join
-from fedveil.deploy.flower_api import Endpoint, TaskQueue, _heart, _Patient, _retries, answer_message
+from fedveil.deploy.flower_api import Endpoint, TaskQueue, _heartbeat, _retries, _RetryingClient, answer_message
 from fedveil.deploy.join import _answer
 from fedveil.deploy.wire_format import WireError
 
@@ -82,7 +82,7 @@ def test_a_task_that_flower_has_given_up_does_not_end_our_process(known: bool) -
                 raise Unauthorized("401")
             return SimpleNamespace(success=False)
 
-    heart = _heart(Runtime())
+    heart = _heartbeat(Runtime())
     heart.start()
     end = time.monotonic() + 10
     while len(beats) < (1 if known else 2) and time.monotonic() < end:
@@ -113,7 +113,7 @@ def test_a_message_that_is_not_stored_yet_is_asked_for_again() -> None:
         def PullMessages(self, request: Any) -> Any:
             return SimpleNamespace(messages_list=stored.pop(0))
 
-    patient = _Patient(SuperNode())
+    patient = _RetryingClient(SuperNode())
     assert patient.PullMessages(None).messages_list == ["message"]
     assert not stored
     assert patient.other == "as it is"
@@ -122,7 +122,7 @@ def test_a_message_that_is_not_stored_yet_is_asked_for_again() -> None:
 def test_a_message_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_api, "_UNSTORED", 0.2)
     nothing = SimpleNamespace(messages_list=[])
-    assert _Patient(SimpleNamespace(PullMessages=lambda request: nothing)).PullMessages(None) is nothing
+    assert _RetryingClient(SimpleNamespace(PullMessages=lambda request: nothing)).PullMessages(None) is nothing
 
 
 def test_a_supernode_whose_message_was_lost_is_ended_so_that_it_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,9 @@ def test_what_is_refused_is_told_on_both_sides_and_never_run(
         return b"answer"
 
     monkeypatch.setattr(Endpoint, "client", lambda self, *interceptors: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr("fedveil.deploy.flower_api._heart", lambda client: SimpleNamespace(start=lambda: None, stop=lambda: None))
+    monkeypatch.setattr(
+        "fedveil.deploy.flower_api._heartbeat", lambda client: SimpleNamespace(start=lambda: None, stop=lambda: None)
+    )
     monkeypatch.setattr("fedveil.deploy.flower_api.parts_of", lambda content: [b"part"])
     monkeypatch.setattr("flwr.app.Message", lambda body, reply_to: body)
     monkeypatch.setattr(run_clientapp, "pull_task_input", lambda client: (message, None, None, fab))

@@ -1,7 +1,6 @@
-"""Audits: statistical lower bounds on epsilon, taken from what a mechanism lets out.
+"""Audits: statistical lower bounds on epsilon, computed from a mechanism's releases.
 
-subject: what is audited. intervals: exact binomial bounds. structural, single_upload, recompute: one upload. two_world: many
-runs. one_run: canaries inside one run. one_shot: scores of canary clients; canary_clients: these in a real run. dpsgd,
-last_model, training: DP-SGD clients, the final view, noise inside training. coupling: masks given the releases. worlds:
-worst-case neighbours for each family of mechanisms.
+`subject` defines what is audited, `two_world` repeats a run on two neighbouring inputs, and `canaries` needs one run only.
+`single_upload` and `low_bits` test single releases, `dp_sgd_audit` and `training_audit` real training; `adapter` builds a subject
+from a method, and `worlds` has known faulty mechanisms. World 0 and world 1 are the two neighbouring inputs of an audit.
 """

@@ -1,7 +1,7 @@
-"""A method as an audit sees it: its real policy and the real door, on the worst pair of neighbouring updates.
+"""Audit subjects for methods: a method's real policy and the real door, on the worst pair of neighbouring updates.
 
-The layout is shrunk to a moderate dimension (the cost of a plan does not depend on it), and a few rounds of synthetic releases
-come first, so that adaptive clips and masks are at work. Nothing is charged to a ledger file.
+The layout is shrunk to a moderate dimension, which does not change the cost of a plan. A few rounds of synthetic releases come
+first, so that adaptive clips and masks are active. Nothing is charged to a ledger file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _MARGIN = 1e6
-"""Far beyond any |<w, x>|: the cross-entropy of logits (<w, x> - margin, 0) at label 0 is margin - <w, x> in float32."""
+"""Far above any |<w, x>|: the cross-entropy of logits (<w, x> - margin, 0) at label 0 is margin - <w, x> in float32."""
 
 
 class _Linear(nn.Module):
@@ -47,22 +47,22 @@ class _Linear(nn.Module):
             self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.zeros(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, 2] of examples [n, d] whose cross-entropy at label 0 has the gradient -x."""
+        """Return logits [n, 2] of examples [n, d] whose cross-entropy at label 0 has the gradient -x."""
         score = x @ torch.cat([p.reshape(-1) for p in self.parameters()]) - _MARGIN
         return torch.stack([score, torch.zeros_like(score)], dim=1)
 
 
 def linear_model(layout: Layout) -> FlatModel:
-    """A network with this layout; at label 0 the cross-entropy of example x [d] has the gradient -x."""
+    """Return a network with this layout; at label 0 the cross-entropy of example x [d] has the gradient -x."""
     return FlatModel(_Linear(layout), built_in=True)
 
 
 @dataclass(frozen=True)
 class LinearLoss:
-    """The gradient source of linear losses: the mean of a batch's examples [n, d], clipped to V where asked."""
+    """Gradient source of linear losses: the mean of a batch's examples [n, d], clipped to V if the spec says so."""
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Write the mean gradient of the batch; the loss is its inner product with the model."""
+        """Write the mean gradient of the batch, and return the loss: its inner product with the model."""
         local.model.grad.copy_(x.mean(0))
         loss = local.model.grad @ local.model.vector
         if local.spec.batch_clip is not None:
@@ -77,18 +77,18 @@ WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""
 
 CROWD = 4
-"""Other clients in a noisy sum that are still drawn one by one."""
+"""Number of other clients in a noisy sum whose noise is drawn one by one."""
 
 
 def shrunk(layout: Layout, most: int) -> Layout:
-    """The same layers by name, each with its share of at most about `most` coordinates (and at least two)."""
+    """Return the same layers by name, scaled to at most about `most` coordinates in total, and at least two each."""
     scale = min(1.0, most / layout.dimension)
     return Layout(layout.names, tuple((max(min(n, 2), round(n * scale)),) for n in layout.sizes))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One method in one setting of moderate dimension, ready to release.
+    """A method in a setting of moderate dimension, ready to release.
 
     model: public global model [d].
     """
@@ -100,38 +100,38 @@ class Case:
 
     @classmethod
     def of(cls, method: Method, setting: Setting, *, dimension: int = 400) -> Case:
-        """The case of a calibrated setting; its layout is shrunk to about `dimension`."""
+        """Return the case of a calibrated setting, with its layout shrunk to about `dimension`."""
         small = replace(setting, layout=shrunk(setting.layout, dimension))
         model = 0.1 * torch.randn(small.layout.dimension, generator=torch.Generator().manual_seed(0))
         return cls(method, small, Planner.of(method.release(small), small), model)
 
     @property
     def summed(self) -> bool:
-        """Whether uploads are added before anyone sees them."""
+        """Return whether uploads are added before anyone sees them."""
         return self.setting.scope.view is not View.SERVER
 
     @property
     def scope(self) -> Scope:
-        """The scope of an audit: the run's, where the final view is audited by what the sums show only as aggregate."""
+        """Return the scope of an audit; a run in the final view is audited by its sums, so in the aggregate view."""
         return replace(self.setting.scope, view=View.AGGREGATE if self.summed else View.SERVER)
 
     @property
     def rate(self) -> float:
-        """The chance that a client is in a sum: secret, and credited by the proof, where sampling is Poisson; else 1."""
+        """Return the chance that a client is in a sum, if Poisson sampling keeps it secret and the proof uses it; else 1."""
         s = self.setting
         return s.rate if self.summed and s.sampling == "poisson" and s.max_participations is None else 1.0
 
     def joins(self, rng: np.random.Generator) -> bool:
-        """Whether the canary is in this sum."""
+        """Draw whether the canary is in this sum."""
         return self.rate == 1.0 or rng.random() < self.rate
 
     def shares(self, plan: Plan) -> int:
-        """How many noises in a sum under this plan the adversary does not know; 1 where it is added once, or not at all."""
+        """Return the number of noise terms in a sum that the adversary does not know; 1 if noise is added once or not at all."""
         alone = plan.place == "sum" or not torch.as_tensor(plan.noise_std).any()
         return 1 if alone else self.setting.sharers_to(self.setting.scope.view)
 
     def door(self, rng: np.random.Generator) -> Door:
-        """The door, with fresh noise from `rng` for each release."""
+        """Return a door whose releases draw fresh noise from `rng`."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
         extras = self.method.extras(self.setting)
         return Door(
@@ -139,7 +139,7 @@ class Case:
         )
 
     def released(self, round: int) -> Released:
-        """What is public in that round; the global model wanders a little, for policies that watch it."""
+        """Return the public values of a round; the global model moves a little, for policies that depend on it."""
         drift = [0.01 * torch.randn(len(self.model), generator=torch.Generator().manual_seed(t)) for t in range(round + 1)]
         now = self.model + sum(drift[1:], torch.zeros_like(self.model))
         return Released(round, now, None if round == 0 else now - drift[round], 0.5)
@@ -154,12 +154,13 @@ class Case:
         denominator: float = 1.0,
         memory: NoiseMemory | None = None,
     ) -> Release:
-        """One upload, or the noisy sum of the canary's update and zero updates by `denominator`, through the door.
+        """Release one upload, or the noisy sum of the canary's update and zero updates divided by `denominator`, through the
+        door.
 
-        Extras are zero. The noise that more than `CROWD` others add is drawn at once.
+        Extras are zero. The noise of more than `CROWD` other clients is drawn at once.
 
         Args:
-            memory: of noise correlated over the rounds of one run; without it such a release is that of a first round.
+            memory: of noise that is correlated over a run's rounds; without it such a release is that of a first round.
         """
         stateful = isinstance(plan, Plan) and plan.mechanism.stateful
         door, t = replace(self.door(rng), memory=memory or NoiseMemory()), 0 if stateful and memory is None else round
@@ -181,32 +182,32 @@ class Case:
 
 
 def worst_shift(plan: Plan, layout: Layout) -> Tensor:
-    """An update [d] at the clip that is hardest to hide: of the largest norm in units of the noise that the clips allow.
+    """Return the update [d] within the clips that is hardest to hide: with the largest norm in units of the noise.
 
-    Without layer clips all of it lies in the layer with the least noise; with both kinds of clip the layers are filled in the
+    Without layer clips it lies entirely in the layer with the least noise. With both kinds of clip the layers are filled in the
     order of their noise (fractional knapsack). Without any clip its norm is 1.
     """
     active = active_layers(plan, layout)
-    stds, left = per_layer(plan.noise_std, layout), plan.clip**2
+    stds, remaining = per_layer(plan.noise_std, layout), plan.clip**2
     bounds = [math.inf] * len(layout) if plan.layer_clip is None else plan.layer_clip.tolist()
     out = torch.zeros(layout.dimension)
     parts = layout.split(out)
     where = parts if plan.support is None else layout.split(plan.support)
     for i in sorted(active, key=lambda i: stds[i]):
-        norm2 = min(bounds[i] ** 2, left)
+        norm2 = min(bounds[i] ** 2, remaining)
         if norm2 <= 0:
             break
         free = where[i].bool() if plan.support is not None else torch.ones_like(parts[i], dtype=torch.bool)
         norm2 = norm2 if math.isfinite(norm2) else 1.0
         parts[i][free] = math.sqrt(norm2 / int(free.sum()))
-        left -= norm2
+        remaining -= norm2
         if not math.isfinite(plan.clip) and plan.layer_clip is None:
             break
     return out
 
 
 def worst_pair(plan: Plan, case: Case) -> tuple[Tensor, Tensor]:
-    """Two neighbouring updates: opposite ones, or nothing against one (client level, zero-out)."""
+    """Return two neighbouring updates: opposite ones, or zero and an update (client level, zero-out)."""
     shift = worst_shift(plan, case.setting.layout)
     scope = case.setting.scope
     one_sided = scope.unit is Unit.CLIENT and scope.adjacency is Adjacency.ZERO_OUT
@@ -214,7 +215,7 @@ def worst_pair(plan: Plan, case: Case) -> tuple[Tensor, Tensor]:
 
 
 def first_plan(case: Case) -> Plan | Raw:
-    """The plan of the first release: it tells which audit fits the method."""
+    """Return the plan of the first release, which determines the audit that fits the method."""
     return case.policy.plan(case.released(0), case.policy.start())
 
 
@@ -222,7 +223,7 @@ def first_plan(case: Case) -> Plan | Raw:
 
 
 def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
-    """The policy's state after some rounds of synthetic updates, equal in both worlds."""
+    """Return the policy's state after some rounds of synthetic updates, equal in both worlds."""
     state = case.policy.start()
     for t in range(min(rounds, case.setting.rounds - 1)):
         released = case.released(t)
@@ -233,9 +234,9 @@ def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
 
 
 def release_subject(case: Case, rng: np.random.Generator) -> Subject:
-    """One release of a method whose plans do not read the data, on the worst pair, after `WARM` synthetic rounds.
+    """Return a subject for one release, on the worst pair, after `WARM` synthetic rounds; plans must not read the data.
 
-    Where Poisson sampling is secret, the canary is in the sum by chance in both worlds, and the curve is not Gaussian.
+    If Poisson sampling is secret, the canary joins the sum by chance in both worlds, and the curve is not Gaussian.
     """
     t = min(WARM, case.setting.rounds - 1)
     plan = case.policy.plan(case.released(t), warmed(case, rng))
@@ -267,7 +268,7 @@ def release_subject(case: Case, rng: np.random.Generator) -> Subject:
 
 
 def noise_of(case: Case, plan: Plan) -> Floats:
-    """Noise std [d] of what the adversary sees under this plan; 0 where nothing is sent."""
+    """Return the noise std [d] that the adversary faces under this plan; 0 where nothing is sent."""
     stds = torch.tensor(per_layer(plan.noise_std, case.setting.layout), dtype=torch.float64)
     std = case.setting.layout.expand(stds)
     if plan.support is not None:
@@ -281,10 +282,10 @@ def noise_of(case: Case, plan: Plan) -> Floats:
 
 
 def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], float]:
-    """(world, rng) -> log-likelihood ratio of `rounds` rounds in which the canary takes part, adapted to each round's plan.
+    """Return a function (world, rng) -> log-likelihood ratio of `rounds` rounds with the canary, adapted to each round's plan.
 
-    Policies see the releases of their own run. Where Poisson sampling is secret, the canary joins by chance in both worlds, and
-    the score is that of the mixture.
+    Policies see the releases of their own run. If Poisson sampling is secret, the canary joins by chance in both worlds, and the
+    score is that of the mixture.
     """
     s, rate = case.setting, case.rate
 
@@ -305,10 +306,10 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
     return run
 
 
-def _ratio(seen: Floats, a: Floats, b: Floats, std: Floats, rate: float) -> float:
-    """log density with the canary's update b less that with a, each present with probability `rate`."""
+def _ratio(released: Floats, a: Floats, b: Floats, std: Floats, rate: float) -> float:
+    """Return the log density with the canary's update b minus that with a, each present with probability `rate`."""
     noisy = std > 0
-    x, a, b, s2 = seen[noisy], a[noisy].astype(np.float64), b[noisy].astype(np.float64), std[noisy] ** 2
+    x, a, b, s2 = released[noisy], a[noisy].astype(np.float64), b[noisy].astype(np.float64), std[noisy] ** 2
     to_a, to_b = (float((2 * x - m) @ (m / s2)) / 2 for m in (a, b))
     if rate == 1.0:
         return to_b - to_a
@@ -318,7 +319,7 @@ def _ratio(seen: Floats, a: Floats, b: Floats, std: Floats, rate: float) -> floa
 
 
 def gaussian_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: int = 3) -> bool:
-    """Whether every run costs the same sum of mu^2, unsampled and unclamped, so that its trade-off curve is Gaussian."""
+    """Return whether every run costs the same sum of mu^2, unsampled and unclamped, so that its trade-off curve is Gaussian."""
     s = case.setting
     if case.summed and s.sampling == "poisson":
         return False
@@ -327,22 +328,22 @@ def gaussian_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: in
 
 
 def sampled_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: int = 3) -> SampledGaussian | None:
-    """What a run costs where every round is the same sampled Gaussian in every run, unclamped; else None."""
+    """Return the cost of a run if every round of every run is the same unclamped, sampled Gaussian; else None."""
     if case.rate == 1.0:
         return None
-    found = np.array([costs(case, rounds, rng) for _ in range(tries)])
-    return sampled(case, float(found.max()), rounds) if found.max() <= found.min() * (1 + 1e-3) else None
+    all_costs = np.array([costs(case, rounds, rng) for _ in range(tries)])
+    return sampled(case, float(all_costs.max()), rounds) if all_costs.max() <= all_costs.min() * (1 + 1e-3) else None
 
 
 def sampled(case: Case, mu: float, rounds: int) -> SampledGaussian | None:
-    """The event of that many sums which a client joins by secret chance, each of mu = clip / noise std; None if there is none."""
+    """Return the event of `rounds` sums that a client joins by secret chance, with mu = clip / noise std each; None if not so."""
     if case.rate == 1.0 or not math.isfinite(mu):
         return None
     return SampledGaussian(case.rate, 1 / (mu * case.setting.scope.update_factor), rounds)
 
 
 def plain_mu(plan: Plan | Raw, layout: Layout) -> float:
-    """clip / noise std of a release of plain Gaussian noise, inf without noise; NaN for any other."""
+    """Return clip / noise std of a release with plain Gaussian noise, inf without noise; NaN for any other release."""
     if not isinstance(plan, Plan) or plan.clamp is not None or plan.mechanism.stateful:
         return math.nan
     mu = plan_mu(plan, layout, 1)
@@ -350,12 +351,12 @@ def plain_mu(plan: Plan | Raw, layout: Layout) -> float:
 
 
 def costs(case: Case, rounds: int, rng: np.random.Generator) -> list[float]:
-    """mu of each round of one run with synthetic updates; NaN where a round is no plain Gaussian."""
-    state, found = case.policy.start(), []
+    """Return mu of each round of one run with synthetic updates; NaN for a round that is not a plain Gaussian."""
+    state, mus = case.policy.start(), []
     for t in range(rounds):
         released = case.released(t)
         plan = case.policy.plan(released, state)
-        found.append(plain_mu(plan, case.setting.layout))
+        mus.append(plain_mu(plan, case.setting.layout))
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
         state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
-    return found
+    return mus

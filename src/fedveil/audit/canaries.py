@@ -1,15 +1,16 @@
-"""Canaries in one training run: canaries that enter by fair coins, and clients that upload random directions.
+"""Canaries in one training run: examples included by fair coin flips, and clients that upload random directions.
 
-Guesses are "in" for the k_plus largest scores and "out" for the k_minus smallest; the auditor abstains on the rest. How many
-to guess is fixed before the scores are seen: by a simulation of the claimed mechanism (`choose_guesses`) or by Bonferroni.
+Guesses are "in" for the k_plus largest scores and "out" for the k_minus smallest; the auditor abstains on the rest. The number of
+guesses is fixed before the scores are seen: by a simulation of the claimed mechanism (`choose_guesses`) or by Bonferroni.
 
-Canary client j uploads C c_j, with c_j uniform on the unit sphere of R^d. An outsider scores the cosine of c_j with w_T - w_0,
-one who sees every round scores the largest cosine over rounds. The scores of canaries that never joined are known exactly (or
-simulated for the maximum), so one run gives an ESTIMATE of epsilon. It is not a bound: canaries of one run share the noise and
-each other's updates. For a bound from one run, let a coin decide which canaries join and use `one_run`.
+Canary client j uploads C c_j, with c_j uniform on the unit sphere of R^d. An adversary who sees only the final model scores the
+cosine of c_j with w_T - w_0; one who sees every round scores the largest cosine over rounds. The scores of canaries that never
+joined are known exactly (or simulated, for the maximum), so one run gives an ESTIMATE of epsilon. It is not a bound, because
+the canaries of one run share the noise and each other's updates. For a bound from one run, let coins decide which canaries join,
+and use `audit_one_run`.
 
-The canaries take the place of clients of the run: population, sampling, policy, clip, noise, aggregation and the server's
-optimiser stay the configured ones, and so do the other clients' data. What comes out is an estimate (`one_shot`).
+The canaries replace clients of the run. Population, sampling, policy, clip, noise, aggregation, the server's optimiser and the
+other clients' data stay as configured.
 Source: Andrew, Kairouz, Oh, Oprea, McMahan & Suriyakumar 2024, Algorithms 2 and 3.
 """
 
@@ -47,7 +48,7 @@ _HIGHEST_ONE_RUN = 60.0
 
 @dataclass(frozen=True)
 class Guesses:
-    """m canaries, r guesses, v of them right."""
+    """Counts of one-run guesses: m canaries, r guesses, v of them right."""
 
     m: int
     r: int
@@ -77,17 +78,17 @@ def guess(scores: ArrayLike, included: ArrayLike, k_plus: int, k_minus: int) -> 
     return Guesses(s.size, k_plus + k_minus, int(right))
 
 
-def p_value(found: Guesses, epsilon: float, delta: float) -> float:
-    """Chance, at most, of so many right guesses under (epsilon, delta)-DP of each canary's presence.
+def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """Return the maximal probability of so many right guesses under (epsilon, delta)-DP of each canary's presence.
 
     Args:
-        found: the guesses.
+        guesses: the counts.
         epsilon: >= 0.
         delta: in [0, 1).
 
     Source: Steinke, Nasr & Jagielski 2023, Theorem 5.2.
     """
-    m, r, v = found.m, found.r, found.v
+    m, r, v = guesses.m, guesses.r, guesses.v
     rate = float(expit(epsilon))
     tail = float(binom.sf(v - 1, r, rate))
     if check_delta(delta) == 0 or v == 0:
@@ -98,19 +99,19 @@ def p_value(found: Guesses, epsilon: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=65536)
-def epsilon_bound(found: Guesses, delta: float, alpha: float = 0.05) -> float:
-    """The largest epsilon that the guesses refute at `delta`, at confidence 1 - alpha."""
+def epsilon_bound(guesses: Guesses, delta: float, alpha: float = 0.05) -> float:
+    """Return the largest epsilon that the guesses refute at `delta`, at confidence 1 - alpha."""
     check_level(alpha)
-    return _largest(lambda epsilon: p_value(found, epsilon, delta) <= alpha)
+    return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= alpha)
 
 
-def _refutes_mu(found: Guesses, mu: float, alpha: float) -> bool:
-    """Whether the guesses refute mu-GDP of each canary's presence.
+def _refutes_mu(guesses: Guesses, mu: float, alpha: float) -> bool:
+    """Return whether the guesses refute mu-GDP of each canary's presence.
 
-    Walks down from the observed number of right guesses, carrying the shares of wrong and of right guesses that the curve forces.
+    Walks down from the observed number of right guesses, tracking the shares of wrong and of right guesses that the curve forces.
     Source: Mahloujifar, Melis & Chaudhuri 2024, Algorithm 3.
     """
-    m, r, v = found.m, found.r, found.v
+    m, r, v = guesses.m, guesses.r, guesses.v
     wrong, right = alpha * (r - v) / m, alpha * v / m
     for i in range(v - 1, -1, -1):
         forced = max(wrong, _curve(right, mu))
@@ -126,14 +127,14 @@ def _curve(x: float, mu: float) -> float:
 
 
 @lru_cache(maxsize=65536)
-def mu_bound(found: Guesses, alpha: float = 0.05) -> float:
-    """The largest mu that the guesses refute, by the f-DP test, at confidence 1 - alpha (0 if none)."""
+def mu_bound(guesses: Guesses, alpha: float = 0.05) -> float:
+    """Return the largest mu that the guesses refute, by the f-DP test, at confidence 1 - alpha (0 if none)."""
     check_level(alpha)
-    return _largest(lambda mu: _refutes_mu(found, mu, alpha))
+    return _largest(lambda mu: _refutes_mu(guesses, mu, alpha))
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest refuted value on [0, 60] to 1e-4, for a test that refutes a lower set; rounded down."""
+    """Return the largest refuted value on [0, 60] to 1e-4, rounded down, for a test that refutes a lower set."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -147,21 +148,23 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     return low
 
 
-def audit_one_run(found: Guesses, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "") -> Audit:
-    """The (epsilon, delta) bound of one run as an audit; valid for every mechanism in which canaries are the protected units."""
-    text = f"{found.v} of {found.r} guesses right, {found.m} canaries" + (f"; {note}" if note else "")
-    return Audit(epsilon_bound(found, delta, alpha), delta, scope, "one run, canaries", 1 - alpha, found.m, note=text)
+def audit_one_run(guesses: Guesses, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "") -> Audit:
+    """Return the (epsilon, delta) bound of one run as an audit; valid for any mechanism that protects the canaries' unit."""
+    text = f"{guesses.v} of {guesses.r} guesses right, {guesses.m} canaries" + (f"; {note}" if note else "")
+    return Audit(epsilon_bound(guesses, delta, alpha), delta, scope, "one run, canaries", 1 - alpha, guesses.m, note=text)
 
 
-def audit_one_run_gdp(found: Guesses, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "") -> Audit:
-    """The f-DP bound of one run as an audit: a bound on epsilon only where each canary's trade-off curve is Gaussian."""
-    mu = mu_bound(found, alpha)
-    text = f"mu >= {at_least(mu)}; Gaussian trade-off curve; {found.v} of {found.r} guesses right" + (f"; {note}" if note else "")
-    return Audit(epsilon_of_mu(mu, delta), delta, scope, "one run, canaries, f-DP", 1 - alpha, found.m, note=text)
+def audit_one_run_gdp(guesses: Guesses, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "") -> Audit:
+    """Return the f-DP bound of one run as an audit; it bounds epsilon only if each canary's trade-off curve is Gaussian."""
+    mu = mu_bound(guesses, alpha)
+    text = f"mu >= {at_least(mu)}; Gaussian trade-off curve; {guesses.v} of {guesses.r} guesses right" + (
+        f"; {note}" if note else ""
+    )
+    return Audit(epsilon_of_mu(mu, delta), delta, scope, "one run, canaries, f-DP", 1 - alpha, guesses.m, note=text)
 
 
 def simulate_gaussian(m: int, mu: float, rng: np.random.Generator) -> tuple[Floats, NDArray[np.bool_]]:
-    """Scores and coins of m orthogonal canaries in one mu-GDP Gaussian release: coin x mu + N(0, 1)."""
+    """Return scores and coins of m orthogonal canaries in one mu-GDP Gaussian release: coin x mu + N(0, 1)."""
     coins = rng.random(m) < 0.5
     return mu * coins + rng.standard_normal(m), coins
 
@@ -174,7 +177,7 @@ def choose_guesses(
     *,
     runs: int = 20,
 ) -> tuple[int, int]:
-    """The (k_plus, k_minus) of the grid with the largest mean bound in simulated runs of the claimed mechanism.
+    """Return the (k_plus, k_minus) of the grid with the largest mean bound in simulated runs of the claimed mechanism.
 
     Args:
         simulate: rng -> (scores, coins) of one simulated run; never the audited one.
@@ -193,12 +196,12 @@ def choose_guesses(
 
 
 def symmetric_grid(m: int, totals: Sequence[int] = (25, 50, 75, 100, 150, 200, 300, 500, 1000)) -> list[tuple[int, int]]:
-    """(r / 2, r / 2) for each total r that fits m."""
+    """Return (r / 2, r / 2) for each total r that fits m."""
     return [(math.ceil(r / 2), r // 2) for r in totals if r <= m]
 
 
 def ceiling(r: int, alpha: float = 0.05) -> float:
-    """The largest epsilon that r guesses, all right, can show (delta = 0): logit(alpha^(1/r))."""
+    """Return the largest epsilon that r guesses, all right, can show (delta = 0): logit(alpha^(1/r))."""
     if r < 1:
         raise ConfigError(f"the number of guesses must be >= 1, got {r}")
     rate = check_level(alpha) ** (1 / r)
@@ -210,7 +213,7 @@ _HIGHEST = 500.0
 
 
 def canaries(k: int, d: int, rng: np.random.Generator) -> Floats:
-    """[k, d] directions, uniform on the unit sphere."""
+    """Return [k, d] directions, uniform on the unit sphere."""
     if k < 1 or d < 2:
         raise ConfigError(f"canaries need k >= 1 and d >= 2, got {k} and {d}")
     directions = rng.standard_normal((k, d))
@@ -218,7 +221,7 @@ def canaries(k: int, d: int, rng: np.random.Generator) -> Floats:
 
 
 def final_scores(directions: Floats, movement: ArrayLike) -> Floats:
-    """Cosines between each canary [k, d] and the movement w_T - w_0 [d]: what the final view gives."""
+    """Return the cosines between each canary [k, d] and the movement w_T - w_0 [d], as visible in the final view."""
     step = np.asarray(movement, dtype=np.float64)
     norm = float(np.linalg.norm(step))
     if step.shape != (directions.shape[1],) or not (norm > 0 and math.isfinite(norm)):
@@ -227,14 +230,14 @@ def final_scores(directions: Floats, movement: ArrayLike) -> Floats:
 
 
 def round_scores(directions: Floats, movements: ArrayLike) -> Floats:
-    """Largest cosine over rounds between each canary [k, d] and the aggregates [T, d]: what the aggregate view gives."""
+    """Return each canary's [k, d] largest cosine over rounds with the aggregates [T, d], as visible in the aggregate view."""
     return np.asarray(np.max([final_scores(directions, step) for step in np.asarray(movements, dtype=np.float64)], axis=0))
 
 
 def null_tail(threshold: float, d: int) -> float:
-    """Exact chance that a canary that never joined has cosine >= threshold: density proportional to (1 - t^2)^((d-3)/2).
+    """Return the exact chance that a canary that never joined has cosine >= threshold.
 
-    Source: Andrew et al. 2024, Theorem 3.1.
+    The density is proportional to (1 - t^2)^((d-3)/2). Source: Andrew et al. 2024, Theorem 3.1.
     """
     if not -1 <= threshold <= 1 or d < 2:
         raise ConfigError(f"a cosine threshold lies in [-1, 1] and d >= 2, got {threshold} and {d}")
@@ -243,14 +246,14 @@ def null_tail(threshold: float, d: int) -> float:
 
 
 def null_threshold(fpr: float, d: int) -> float:
-    """The cosine that a canary that never joined reaches with probability `fpr`, in (0, 1)."""
+    """Return the cosine that a canary that never joined reaches with probability `fpr`, in (0, 1)."""
     if not 0 < fpr < 1:
         raise ConfigError(f"fpr must lie in (0, 1), got {fpr}")
     return float(brentq(lambda t: null_tail(t, d) - fpr, -1.0, 1.0, xtol=1e-15))
 
 
 def delta_between(p: Normal, q: Normal, epsilon: float) -> float:
-    """Hockey-stick divergence: sup over sets of P(S) - e^epsilon Q(S), for normals given as (mean, std).
+    """Return the hockey-stick divergence, sup over sets of P(S) - e^epsilon Q(S), of normals given as (mean, std).
 
     The set where log p/q > epsilon is bounded by the roots of a quadratic.
     """
@@ -275,7 +278,7 @@ def delta_between(p: Normal, q: Normal, epsilon: float) -> float:
 
 
 def epsilon_between(p: Normal, q: Normal, delta: float) -> float:
-    """The epsilon at `delta` between two normals (mean, std), both directions: exact, 500 at most."""
+    """Return the exact epsilon at `delta` between two normals (mean, std), in both directions, at most 500."""
     if min(p[1], q[1]) <= 0 or not 0 < delta < 1:
         raise ConfigError(f"need stds > 0 and delta in (0, 1), got {p}, {q}, {delta}")
 
@@ -310,7 +313,7 @@ def estimate(
 
     Source: Andrew et al. 2024, Algorithms 2 and 3.
     """
-    seen = _finite("scores", scores)
+    joined = _finite("scores", scores)
     if (d is None) == (unseen is None):
         raise ConfigError("give exactly one of d (final view) and unseen (scores of canaries that never joined)")
     if d is not None:
@@ -318,7 +321,7 @@ def estimate(
     else:
         rest = _finite("unseen", unseen if unseen is not None else [])
         null, view = (float(rest.mean()), float(rest.std(ddof=1))), View.AGGREGATE
-    mean, std = float(seen.mean()), float(seen.std(ddof=1))
+    mean, std = float(joined.mean()), float(joined.std(ddof=1))
     epsilon = (
         epsilon_of_mu(max(0.0, (mean - null[0]) / null[1]), delta)
         if equal_variance
@@ -327,13 +330,13 @@ def estimate(
     fit = "equal variance" if equal_variance else "unequal variance"
     scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)
     note = "normal fit to one run; canaries share its noise: no bound"
-    return Audit(epsilon, delta, scope, f"client canaries, one run, {fit}", 0.0, seen.size, rigorous=False, note=note)
+    return Audit(epsilon, delta, scope, f"client canaries, one run, {fit}", 0.0, joined.size, rigorous=False, note=note)
 
 
 def threshold_bound(
     scores: ArrayLike, d: int, delta: float, alpha: float = 0.05, *, fpr: float = 0.01, independent: bool = False
 ) -> Audit:
-    """The bound of a fixed threshold on final-view scores: fpr is exact, the false-negative rate by Clopper-Pearson.
+    """Return the bound of a fixed threshold on final-view scores: fpr is exact, the false-negative rate by Clopper-Pearson.
 
     Args:
         scores: [k] of canaries that joined.
@@ -341,26 +344,28 @@ def threshold_bound(
         delta: in [0, 1).
         alpha: error probability, all spent on the false-negative rate.
         fpr: of the threshold; fixed beforehand.
-        independent: whether every score comes from a run of its own; only then is the bound rigorous.
+        independent: whether every score comes from a separate run; only then is the bound rigorous.
     """
-    seen = _finite("scores", scores)
+    values = _finite("scores", scores)
     threshold = null_threshold(fpr, d)
-    fnr = float(clopper_pearson_upper(int(np.sum(seen < threshold)), seen.size, alpha))
+    fnr = float(clopper_pearson_upper(int(np.sum(values < threshold)), values.size, alpha))
     power = 1 - fnr - check_delta(delta)
     epsilon = max(0.0, math.log(power / fpr)) if power > 0 else 0.0
     note = f"threshold at fpr {fpr:g}" + ("" if independent else "; canaries of one run are not independent")
     scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.FINAL)
-    return Audit(epsilon, delta, scope, "client canaries, fixed threshold", 1 - alpha, seen.size, rigorous=independent, note=note)
+    return Audit(
+        epsilon, delta, scope, "client canaries, fixed threshold", 1 - alpha, values.size, rigorous=independent, note=note
+    )
 
 
 UNSEEN = 1000
-"""Directions of canaries that never join, from which the largest cosine over rounds gets its distribution."""
+"""Number of directions of canaries that never join, which give the distribution of the largest cosine over rounds."""
 AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Canaries(Remembering):
-    """Any objective, with the update of each client whose private state says `canary` replaced by that canary's direction.
+    """Objective that wraps another one: a client whose private state has `canary` uploads that canary's direction instead.
 
     Args:
         seed: of the directions. norm: of a canary's update, far above every clip.
@@ -371,7 +376,7 @@ class Canaries(Remembering):
     norm: float
 
     def direction(self, canary: int, d: int) -> Tensor:
-        """The canary's direction [d], uniform on the unit sphere; any whole number from 0 names one."""
+        """Return the canary's direction [d], uniform on the unit sphere; `canary` is any whole number from 0."""
         drawn: Tensor = torch.randn(d, generator=Randomness(self.seed).generator("canary", canary))
         return drawn.div_(drawn.norm())
 
@@ -382,13 +387,13 @@ class Canaries(Remembering):
         return self.inner.step(local, x, y)
 
     def finish(self, local: Local) -> Tensor:
-        """The inner objective's update, or a canary's direction at `norm`."""
+        """Return the inner objective's update, or a canary's direction scaled to `norm`."""
         update = self.inner.finish(local)
         canary = local.state.get("canary")
         return update if canary is None else self.norm * self.direction(canary, len(update)).to(update.device)
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """That of the inner objective; the global model where it has none."""
+        """Return the inner objective's personal model, or the global model if it has none."""
         return self.inner.personal(model, state) if isinstance(self.inner, HasPersonalModel) else model
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
@@ -397,8 +402,10 @@ class Canaries(Remembering):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run with k canaries showed: cosines with the whole movement [k], the largest ones over rounds [k], the latter of
-    canaries that never joined, and the number of coordinates."""
+    """Scores of a run with k canaries: cosines with the whole movement [k], and the largest over rounds [k].
+
+    unseen: the latter for canaries that never joined. d: number of coordinates. trained: number of rounds.
+    """
 
     final: Floats
     rounds: Floats
@@ -408,10 +415,10 @@ class Seen:
     trained: int
 
     def audits(self, delta: float) -> list[Audit]:
-        """The estimates for one who sees the last model only, and for one who sees the model of every round."""
+        """Return the estimates for an adversary who sees only the last model, and for one who sees every round's model."""
         note = f"{self.canaries} canaries among the clients of a real run of {self.trained} rounds, d = {self.d}"
-        found = [estimate(self.final, delta, d=self.d), estimate(self.rounds, delta, unseen=self.unseen)]
-        return [replace(audit, note=f"{note}; {audit.note}") for audit in found]
+        estimates = [estimate(self.final, delta, d=self.d), estimate(self.rounds, delta, unseen=self.unseen)]
+        return [replace(audit, note=f"{note}; {audit.note}") for audit in estimates]
 
 
 def run_with_canaries(
@@ -421,19 +428,19 @@ def run_with_canaries(
     rng: np.random.Generator,
     on_round: Callable[[int], None] | None = None,
 ) -> Seen:
-    """Train a federation to its end with k of its clients, drawn at random, replaced by canaries.
+    """Train a federation to its end with k random clients replaced by canaries.
 
     Args:
-        federation: not yet started. make: the engine of a context. k: canaries, from 2 up to the number of clients.
-        rng: draws the canaries and their directions. on_round: told how many rounds are done.
+        federation: not yet started. make: returns the engine of a context. k: canaries, from 2 to the number of clients.
+        rng: draws the canaries and their directions. on_round: called with the number of completed rounds.
 
     Raises:
-        ConfigError: too few clients, records protected, or a method whose clip and noise follow the private update.
+        ConfigError: too few clients, records are protected, or the method's clip and noise depend on the private update.
     """
     check(federation, k)
     context = federation.context
     marked = Canaries(context.objective, int(rng.integers(2**31)), 0.5 * context.door.max_norm)
-    door = replace(context.door, memory=NoiseMemory())  # noise correlated over the rounds begins anew with each run
+    door = replace(context.door, memory=NoiseMemory())  # correlated noise starts anew with each run
     context = replace(context, objective=marked, door=door)
     federation = replace(federation, context=context, evaluate_every=federation.setting.rounds)
     progress = start(federation)
@@ -463,12 +470,12 @@ def run_with_canaries(
 
 
 def directions(marked: Canaries, canaries: range, d: int) -> Floats:
-    """Their directions [k, d]."""
+    """Return the directions [k, d] of these canaries."""
     return np.stack([marked.direction(canary, d).double().numpy() for canary in canaries])
 
 
 def check(federation: Federation, k: int) -> None:
-    """Whether client canaries can say something about this run."""
+    """Check that client canaries can be used with this run."""
     s, context = federation.setting, federation.context
     if not 2 <= k <= s.clients:
         raise ConfigError(f"from 2 to {s.clients} of this run's {s.clients} clients can be canaries, got {k}")

@@ -1,8 +1,8 @@
-"""DP-SGD clients audited at the door: gradients are crafted; sampling, clip, noise, local training and release are the real ones.
+"""Audits of DP-SGD clients: gradients are crafted; sampling, clip, noise, local training and release are the real ones.
 
-Two worlds: one example is there or not (zero-out), or has opposite gradients (replace-one), and many runs are told apart. One
-run: m examples with orthogonal gradients enter by coin flips (Steinke, Nasr & Jagielski 2023). The adversary sees what leaves:
-one update a round, which is the sum of its noisy steps.
+In the two-world audit one example is present or absent (zero-out), or has opposite gradients (replace-one), over many runs. In
+the one-run audit m examples with orthogonal gradients are included by coin flips (Steinke, Nasr & Jagielski 2023). The adversary
+sees one update per round, the sum of its noisy steps.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from fedveil.training.local import Local, State, train
 
 GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]]
 TALL = 10.0
-"""Crafted gradients have this multiple of the clip as their norm, so that a clip that does not hold shows."""
+"""Norm of crafted gradients, in units of the clip: large, so that a missing clip is detected."""
 
 
 @dataclass(frozen=True)
 class DpSgdClient:
-    """A client whose local training is DP-SGD, in every one of `rounds` rounds; alone in its sum where uploads are summed."""
+    """A client that trains with DP-SGD in each of `rounds` rounds; it is alone in its sum if uploads are summed."""
 
     case: Case
     rounds: int
 
     @property
     def step(self) -> DpSgd:
-        """What each step does."""
+        """Return the DP-SGD step of the first plan."""
         plan = first_plan(self.case)
         if not isinstance(plan, LocalDpSgd):
             raise ConfigError(f"{self.case.method.name} does not train with DP-SGD here: set training.local = 'dp-sgd'")
@@ -63,23 +63,23 @@ class DpSgdClient:
 
     @property
     def offset(self) -> float:
-        """Where the other world's example lies along the canary's gradient, in clips: absent 0, opposite -1."""
+        """Return the position of the other world's example along the canary's gradient, in clips: absent 0, opposite -1."""
         return 0.0 if self.case.setting.scope.adjacency is Adjacency.ZERO_OUT else -1.0
 
     @property
     def steps(self) -> int:
-        """Noisy steps in all rounds."""
+        """Return the number of noisy steps in all rounds."""
         return self.step.steps * self.rounds
 
     @property
     def event(self) -> SampledGaussian:
-        """What the accountant charges for these rounds."""
+        """Return the event that the accountant charges for these rounds."""
         step = self.step
         multiplier = step.noise_multiplier / self.case.setting.scope.adjacency.factor
         return SampledGaussian(step.rate, multiplier, self.steps)
 
     def alike(self) -> bool:
-        """Whether the steps of every round have the rate and the noise of the first, in one run on no examples."""
+        """Return whether every round's steps have the first round's rate and noise, in one run without examples."""
         case, first, rng, state = self.case, self.step, np.random.default_rng(0), self.case.policy.start()
         for t in range(self.rounds):
             released = case.released(t)
@@ -92,7 +92,7 @@ class DpSgdClient:
         return True
 
     def uploads(self, examples: Tensor, rng: np.random.Generator, gradients: GradientOf) -> Iterator[Tensor]:
-        """What leaves in each round [d], when the client's examples are these rows [n, d]."""
+        """Yield each round's release [d], for a client with these examples [n, d]."""
         case, s, model = self.case, self.case.setting, linear_model(self.case.setting.layout)
         objective, state = case.method.client(s), case.policy.start()
         private: State = {}
@@ -102,7 +102,7 @@ class DpSgdClient:
             plan = case.policy.plan(released, state)
             assert isinstance(plan, LocalDpSgd)
             noise = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-            step = replace(plan.step, cap=max(plan.step.cap, len(examples)))  # all canaries may join
+            step = replace(plan.step, cap=max(plan.step.cap, len(examples)))  # because all canaries may be sampled
             source = PerExampleGradient(step, noise, (t, 0), gradients)
             batches = torch.Generator().manual_seed(t)
             local = Local(model, released.model, s.local, source, batches, round=t, support=plan.support, state=private)
@@ -117,13 +117,13 @@ class DpSgdClient:
             yield release.vector
 
     def along(self, vector: Tensor) -> Floats:
-        """A released update [d] in units of what one clipped example moves it in one step of plain SGD."""
+        """Return a released update [d] in units of the movement that one clipped example causes in one step of plain SGD."""
         s, step = self.case.setting, self.step
         rate = sum(s.local.learning_rate(0, k, step.steps) for k in range(step.steps)) / step.steps
         return np.asarray(vector.double().numpy() * (step.expected / (rate * step.clip)), dtype=np.float64)
 
     def ratio(self, x: Floats) -> float:
-        """log-likelihood ratio of the rounds' movements along the canary [T]: it took part in Binomial(K, q) steps of each."""
+        """Return the log-likelihood ratio of the movements along the canary [T], sampled in Binomial(K, q) steps per round."""
         step = self.step
         joined = np.arange(step.steps + 1)
         weight = binom.logpmf(joined, step.steps, step.rate)
@@ -137,7 +137,7 @@ class DpSgdClient:
 
 
 def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
-    """Linear losses without automatic differentiation: the gradient of example x is -x, as that of `linear_model`."""
+    """Return linear losses' gradients in closed form: that of example x is -x, as for `linear_model`."""
     return [Dense(-x)], x.new_zeros(len(x))
 
 
@@ -145,12 +145,12 @@ def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block],
 
 
 def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
-    """(world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` common ones differs."""
+    """Return a function (world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` others differs."""
     step, d = client.step, client.case.setting.layout.dimension
     own = torch.full((d,), TALL * step.clip / math.sqrt(d))
     other = torch.zeros(d)
     other[::2] = TALL * step.clip / math.sqrt(d)
-    other[1::2] = -TALL * step.clip / math.sqrt(d)  # orthogonal to the canary: common examples tell nothing
+    other[1::2] = -TALL * step.clip / math.sqrt(d)  # orthogonal to the canary, so that the other examples do not affect the score
     direction = own.double().numpy() / float(own.double().norm())
 
     def run(world: int, rng: np.random.Generator, /) -> float:
@@ -164,20 +164,20 @@ def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.ran
 def audit_two_worlds(
     client: DpSgdClient, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
 ) -> Audit:
-    """Tell two neighbouring data sets of one client apart in n runs each.
+    """Distinguish two neighbouring data sets of one client in n runs each.
 
-    The bound goes through the Gaussian curve at rate 1, through the accountant's own curve where every round is one sampled step
-    of the same rate and noise (what leaves is then exactly what was charged), and through Clopper-Pearson else: where steps are
-    hidden in a sum, and where rounds differ, whose curve is not that of equal ones.
+    The bound uses the Gaussian curve at rate 1. It uses the accountant's own curve if every round is one sampled step with the
+    same rate and noise, because the release is then exactly what was charged. Otherwise it uses Clopper-Pearson: if steps are
+    hidden in a sum, or if rounds differ.
     """
     check_level(alpha)
     run, scope, step = run_score(client), client.case.scope, client.step
     repeats = Repeats.of(n, delta, alpha)
     note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
-    known = step.noise_multiplier > 0 and client.alike()
-    if known and step.rate < 1 and step.steps == 1:
+    equal_rounds = step.noise_multiplier > 0 and client.alike()
+    if equal_rounds and step.rate < 1 and step.steps == 1:
         return many_sampled_runs(run, client.event, scope, rng, repeats, note=note)
-    gaussian = known and step.rate == 1
+    gaussian = equal_rounds and step.rate == 1
     return many_runs(run, scope, rng, repeats, gaussian=gaussian, note=note)
 
 
@@ -185,10 +185,10 @@ def audit_two_worlds(
 
 
 def canary_scores(client: DpSgdClient, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
-    """One run in which example i has its gradient along coordinate i, or as in the other world, by a fair coin.
+    """Return scores and coins of one run in which a fair coin decides whether example i has its gradient along coordinate i.
 
     Returns:
-        Scores [d], larger where the canary looks present, and the coins. Gradients are those of automatic differentiation.
+        Scores [d], larger if the canary looks present, and the coins. Gradients come from automatic differentiation.
     """
     d, step = client.case.setting.layout.dimension, client.step
     coins = rng.random(d) < 0.5
@@ -202,7 +202,7 @@ def canary_scores(client: DpSgdClient, rng: np.random.Generator) -> tuple[Floats
 
 
 def simulated_scores(client: DpSgdClient, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
-    """The same scores as the charged mechanism would give them, for m canaries."""
+    """Return scores and coins for m canaries, simulated under the charged mechanism."""
     step = client.step
     coins = rng.random(m) < 0.5
     joined = rng.binomial(client.steps, step.rate, m) * np.where(coins, 1.0, client.offset)
@@ -210,15 +210,15 @@ def simulated_scores(client: DpSgdClient, m: int, rng: np.random.Generator) -> t
 
 
 def audit_canaries(client: DpSgdClient, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
-    """A bound from one run with as many canary examples as the layout has coordinates; guesses fixed by a simulation."""
+    """Return a bound from one run with one canary example per coordinate; a simulation fixes the number of guesses."""
     check_level(alpha)
     m, scope = client.case.setting.layout.dimension, client.case.scope
     gaussian = client.step.rate == 1 and client.alike()
 
-    def worth(found: Guesses) -> float:
-        return mu_bound(found, alpha) if gaussian else epsilon_bound(found, delta, alpha)
+    def worth(guesses: Guesses) -> float:
+        return mu_bound(guesses, alpha) if gaussian else epsilon_bound(guesses, delta, alpha)
 
     k = choose_guesses(lambda g: simulated_scores(client, m, g), symmetric_grid(m), worth, rng, runs=10)
-    found = guess(*canary_scores(client, rng), *k)
+    guesses = guess(*canary_scores(client, rng), *k)
     note = f"canary examples of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds"
-    return (audit_one_run_gdp if gaussian else audit_one_run)(found, delta, scope, alpha, note=note)
+    return (audit_one_run_gdp if gaussian else audit_one_run)(guesses, delta, scope, alpha, note=note)

@@ -1,15 +1,15 @@
-"""Low bits of released numbers: whether they tell more than the values.
+"""Audits of the low bits of released numbers: whether they reveal more than the values.
 
-Noise that is rounded to float32, scaled and added in float32 can only take some values, and which these are depends on what it
-was added to (Mironov 2012). The attack counts the coordinates that a hypothesis makes impossible: under the true hypothesis it
-finds none, however large the noise. It needs a single release, and holds for the server (known contribution: nothing, or the
-client's clipped vector) as for those who see a sum (known contribution: the sum of all other clients, or of all).
+Noise that is rounded to float32, scaled and added in float32 reaches only some values, which depend on the number it was added to
+(Mironov 2012). The attack counts the coordinates that a hypothesis makes impossible: under the true hypothesis there are none,
+however large the noise. It needs a single release. It applies to the server (known contribution: nothing, or the client's clipped
+vector) and to observers of a sum (known contribution: the sum of all other clients, or of all).
 
-Releases on a grid (`fedveil.mechanism.grid`) are integers plus integers; there the same counts tell nothing.
+Releases on a grid (`fedveil.mechanism.grid`) are sums of integers, for which these counts reveal nothing.
 
-A release on the grid is m + K: the contribution as integers, plus noise drawn without looking at it. If K is what it should be,
-its low bits are uniform, and so are those of m + K, whatever m is. Noise with a pattern in its low bits (all even, say) would
-show the low bits of m.
+A release on the grid is m + K: the contribution m as integers, plus noise K drawn independently of m. If K is correct, its low
+bits are uniform, and so are those of m + K for any m. Noise with a pattern in its low bits (all even, say) would reveal the low
+bits of m.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NEIGHBOURS = 2
 
 @dataclass(frozen=True)
 class PatternAudit:
-    """What an attack on low bits found in releases of two worlds.
+    """Result of an attack on low bits, from releases of two worlds.
 
-    absent, present: its score of each release in the world without and with the contribution; higher means present.
-    p_value: of equal distributions of the scores. epsilon: lower bound that the attack's error rates prove.
+    absent, present: score of each release in the world without and with the contribution; higher means present.
+    p_value: for equal distributions of the scores. epsilon: lower bound proved by the attack's error rates.
     """
 
     absent: NDArray[np.float64]
@@ -49,27 +49,27 @@ class PatternAudit:
 
 
 def impossible(released: Vector, std: float, known: Vector | None = None, divisor: float = 1.0) -> int:
-    """How many coordinates of `released` [n] no float32 noise can give that was added to `known` and divided by a public number.
+    """Return the number of coordinates of `released` [n] that float32 noise on `known`, divided by a public number, cannot give.
 
     Counts y for which float32(float32(known + float32(float32(z) * float32(std))) / float32(divisor)) = y has no float32
     solution z. The only candidates are (y divisor - known) / std and its neighbours.
 
     Args:
-        released: [n], as it left. std: of the noise, > 0.
-        known: [n], what the noise was added to if the hypothesis is true; zeros by default.
+        released: [n], the release. std: of the noise, > 0.
+        known: [n], the vector that the noise was added to if the hypothesis is true; zeros by default.
         divisor: such as the batch size in a step of DP-SGD.
     """
     y = released.astype(np.float32)
     base = np.zeros_like(y) if known is None else known.astype(np.float32)
     scale, parts = np.float32(std), np.float32(divisor)
     middle = ((y.astype(np.float64) * float(parts) - base.astype(np.float64)) / float(scale)).astype(np.float32)
-    found = np.zeros(y.shape, dtype=np.bool_)
+    possible = np.zeros(y.shape, dtype=np.bool_)
     for direction in (-np.inf, np.inf):
         candidate = middle
         for _ in range(_NEIGHBOURS + 1):
-            found |= (base + candidate * scale) / parts == y
+            possible |= (base + candidate * scale) / parts == y
             candidate = np.nextafter(candidate, np.float32(direction))
-    return int(np.count_nonzero(~found))
+    return int(np.count_nonzero(~possible))
 
 
 def audit_float_pattern(
@@ -81,11 +81,11 @@ def audit_float_pattern(
     delta: float = 0.0,
     divisor: float = 1.0,
 ) -> PatternAudit:
-    """The float attack on releases of two worlds; its score is the difference of the two hypotheses' impossible coordinates.
+    """Run the float attack on releases of two worlds; its score is the difference of the hypotheses' impossible coordinates.
 
     Args:
         absent, present: releases [n] of the world without and with the contribution. std: of the noise.
-        known: what the noise was added to in each of the two worlds, [n] each.
+        known: the vector that the noise was added to in each world, [n] each.
         alpha: chance of a wrong bound. delta: at which the bound on epsilon holds.
         divisor: of the noisy sum, public.
     """
@@ -97,7 +97,7 @@ def audit_float_pattern(
 
 
 def judge(absent: NDArray[np.float64], present: NDArray[np.float64], alpha: float = 0.05, delta: float = 0.0) -> PatternAudit:
-    """The verdict on one score for each release, where the attack says "present" unless the score is negative.
+    """Return the result for one score per release; the attack says "present" unless the score is negative.
 
     Source: Mann & Whitney 1947 (p-value); Clopper & Pearson 1934 on both error rates, Kairouz et al. 2015 (epsilon).
     """
@@ -127,7 +127,7 @@ def audit_integer_bits(
     The p-value is that of equal residues in both worlds (chi-square on each table, Bonferroni over all). The bound on epsilon
     comes from a likelihood ratio of residues learnt on the first half of the releases and scored on the other.
 
-    Meaningful where the noise's std is at least 4 2^bits grid steps. Below, the residues show the values themselves, which the
+    Meaningful if the noise's std is at least 4 2^bits grid steps. Below, the residues reveal the values themselves, which the
     mechanism's epsilon allows.
 
     Args:
@@ -141,18 +141,18 @@ def audit_integer_bits(
         raise ConfigError(f"two halves need at least 2 releases in each world, got {len(absent)} and {len(present)}")
     tables = [np.array([_counts(y, contribution, bits) for y in world]) for world in (absent, present)]
     scores = _scores(tables[0], tables[1])
-    verdict = judge(*scores, alpha, delta)
-    return PatternAudit(*scores, p_value=_equal_residues(tables[0].sum(0), tables[1].sum(0), bits), epsilon=verdict.epsilon)
+    result = judge(*scores, alpha, delta)
+    return PatternAudit(*scores, p_value=_equal_residues(tables[0].sum(0), tables[1].sum(0), bits), epsilon=result.epsilon)
 
 
 def _counts(released: Integers, contribution: Integers, bits: int) -> Counts:
-    """How often each residue modulo 2^bits occurs, in the release and in what is left without the contribution, [2, 2^bits]."""
+    """Return the counts of residues modulo 2^bits, of the release and of the release minus the contribution, [2, 2^bits]."""
     modulus = 2**bits
     return np.stack([np.bincount(y % modulus, minlength=modulus) for y in (released, released - contribution)])
 
 
 def _equal_residues(absent: Counts, present: Counts, bits: int) -> float:
-    """The smallest p-value over both kinds of residues and all moduli, times their number."""
+    """Return the smallest p-value over both kinds of residues and all moduli, times their number."""
     p_values = []
     for worlds in zip(absent, present, strict=True):
         for b in range(1, bits + 1):
@@ -163,7 +163,7 @@ def _equal_residues(absent: Counts, present: Counts, bits: int) -> float:
 
 
 def _scores(absent: Counts, present: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The log-likelihood ratio of the second half of the releases, with frequencies from the first."""
+    """Return the log-likelihood ratios of the second half of the releases, with frequencies from the first half."""
     halves = len(absent) // 2, len(present) // 2
     learnt = [np.log(world[:half].sum(0) + 1.0) for world, half in zip((absent, present), halves, strict=True)]
     totals = [np.log(np.exp(log).sum(axis=1, keepdims=True)) for log in learnt]
@@ -172,7 +172,7 @@ def _scores(absent: Counts, present: Counts) -> tuple[NDArray[np.float64], NDArr
 
 
 MOST = 200
-"""Releases of each world that are looked at: a pattern shows in one."""
+"""Largest number of releases tested per world: one is enough to reveal a pattern."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +182,10 @@ class _World:
 
 
 def audit_released_bits(case: Case, rng: np.random.Generator, *, n: int, delta: float, alpha: float) -> Audit | None:
-    """Attack the pattern of the released bits of two neighbours; None where floats leave, because nothing is promised.
+    """Attack the low bits of the releases of two neighbours; None if releases are floats, because nothing is promised.
 
-    Two tests, each at half of alpha: the residues of the integers, and which floats the noise could not have given. Both know the
-    two contributions.
+    There are two tests, each at half of alpha: the residues of the integers, and floats that the noise could not have given. Both
+    use the two known contributions.
 
     Args:
         n: releases of each world, of which at most `MOST` are drawn. alpha: chance of a wrong bound.

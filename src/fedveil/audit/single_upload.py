@@ -1,13 +1,13 @@
-"""The audit of a single upload: its structure, two statistical tests, and a recomputation of the noise.
+"""Audit of a single upload: its structure, two statistical tests, and a recomputation of the noise.
 
-A few releases per world are compared bit by bit. A feature (a coordinate, the pattern of what was sent, dtype, shape, a side
-channel) that is constant in both worlds with different values, or a point mass in one world where the other never takes that
-value, tells the worlds apart with certainty: no epsilon exists at any delta < 1. Random masks and coarse noise look constant
-over few releases, so while anything looks like a leak releases are added until a chance constant anywhere has probability below
-1e-6; every leak is then confirmed on fresh releases.
+A few releases per world are compared bit by bit. A feature is a coordinate, the pattern of what was sent, a dtype, a shape or a
+side channel. If a feature is constant in both worlds with different values, or has a point mass in one world at a value that the
+other never takes, it distinguishes the worlds with certainty: no epsilon exists at any delta < 1. Random masks and coarse noise
+look constant over few releases. So while anything looks like a leak, releases are added until a chance constant anywhere has
+probability below 1e-6; every leak is then confirmed on fresh releases.
 
-The scores use the KNOWN means and noise of the mechanism (the auditor owns both inputs): a variance estimated from a few pilot
-uploads has no power in 1000 dimensions. Thresholds come from pilot releases that are not tested.
+The scores use the KNOWN means and noise of the mechanism, since the auditor has both inputs: a variance estimated from a few
+pilot uploads has no power in 1000 dimensions. Thresholds come from pilot releases that are not tested.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ FALSE_CONSTANT = 1e-6
 
 
 def signature(upload: Output) -> Hashable:
-    """What leaves besides numbers: dtype, shape, whether a mask is sent, names, shapes and dtypes of the extras."""
+    """Return the non-numeric parts of an upload: dtype, shape, whether a mask is sent; names, shapes and dtypes of the extras."""
     extras = tuple(sorted((name, np.shape(value), str(np.asarray(value).dtype)) for name, value in upload.extras.items()))
     return str(upload.vector.dtype), upload.vector.shape, upload.sent is not None, extras
 
 
 def features(upload: Output) -> Bits:
-    """All numbers an adversary can read off an upload, as 64-bit patterns.
+    """Return all numbers that an adversary can read off an upload, as 64-bit patterns.
 
     Order: vector [d]; mask of what was sent [d or 0]; extras by name; number of zeros; entries sent; norm (to 4 units of the
-    dtype's precision, so that a vector normalised to a fixed norm shows).
+    dtype's precision, so that a vector normalised to a fixed norm is detected).
     """
     vector = upload.vector.reshape(-1).astype(np.float64)
     sent = np.empty(0) if upload.sent is None else upload.sent.astype(np.float64)
@@ -54,7 +54,7 @@ def features(upload: Output) -> Bits:
 
 @dataclass
 class _World:
-    """What was seen of one world: its first release, which features kept that value, which ever took the other world's."""
+    """Observations of one world: its first release, and per feature the counts of that value and of the other world's value."""
 
     first: Bits
     other: Bits
@@ -62,29 +62,30 @@ class _World:
     met: NDArray[np.int64]
     n: int = 0
 
-    def add(self, seen: Bits) -> None:
+    def add(self, values: Bits) -> None:
         self.n += 1
-        self.same += seen == self.first
-        self.met += seen == self.other
+        self.same += values == self.first
+        self.met += values == self.other
 
     @property
     def constant(self) -> NDArray[np.bool_]:
         return np.asarray(self.same == self.n)
 
     def chance(self) -> float:
-        """Bound on the chance that a random feature still looks constant: features with ties x (their largest tie rate)^n."""
+        """Bound the chance that a random feature still looks constant: features with ties x (their largest tie rate)^n."""
         ties = self.same[(self.same > 1) & (self.same < self.n)]
         return float(ties.size * (ties.max() / self.n) ** self.n) if ties.size else 0.0
 
 
 @dataclass(frozen=True)
 class Structural:
-    """The verdict of the structural audit.
+    """Result of the structural audit.
 
-    leak: whether a leak was found and confirmed. deterministic: coordinates constant in both worlds, equal or not.
+    leak: whether a leak was detected and confirmed. deterministic: coordinates constant in both worlds, equal or not.
     different: features constant in both worlds with different values. point_mass: features constant in one world only, at a value
-    the other never took. kind: the signatures of the worlds, if they differ. releases: per world, to find; confirmed: error
-    counts of the test "the leaking features take their value" on fresh releases. chance: bound on a chance constant.
+    that the other never took. kind: the signatures of the worlds, if they differ. releases: per world, before confirmation;
+    confirmed: error counts of the test "the leaking features take their value" on fresh releases. chance: bound on a chance
+    constant.
     """
 
     leak: bool
@@ -98,7 +99,7 @@ class Structural:
 
     @property
     def floor(self) -> float:
-        """The epsilon (delta = 0) that the confirming counts alone show at 95 % confidence."""
+        """Return the epsilon (delta = 0) that the confirming counts alone show at 95 % confidence."""
         return self.confirmed.epsilon(0.0) if self.confirmed else 0.0
 
     def __str__(self) -> str:
@@ -114,7 +115,7 @@ class Structural:
 def structural(
     mechanism: AuditedMechanism, rng: np.random.Generator, *, releases: int = 8, most: int = 4096, confirm: int = 1000
 ) -> Structural:
-    """Look for parts of an upload that carry no noise.
+    """Test an upload for parts without noise.
 
     Args:
         mechanism: between two neighbouring worlds.
@@ -144,21 +145,21 @@ def structural(
     first = [features(uploads[0]) for uploads in drawn]
     zero = np.zeros_like(first[0])
     worlds = [_World(first[w], first[1 - w], zero.copy(), zero.copy()) for w in (0, 1)]
-    for seen, uploads in zip(worlds, drawn, strict=True):
+    for record, uploads in zip(worlds, drawn, strict=True):
         for upload in uploads:
-            seen.add(features(upload))
-    while any(map(np.any, _suspects(*worlds))) and max(seen.chance() for seen in worlds) >= FALSE_CONSTANT and worlds[0].n < most:
+            record.add(features(upload))
+    while any(map(np.any, _suspects(*worlds))) and max(one.chance() for one in worlds) >= FALSE_CONSTANT and worlds[0].n < most:
         more = min(worlds[0].n, most - worlds[0].n)
-        for world, seen in enumerate(worlds):
+        for world, record in enumerate(worlds):
             for _ in range(more):
-                seen.add(features(mechanism(world, rng)))
+                record.add(features(mechanism(world, rng)))
     return _compare(mechanism, worlds[0], worlds[1], drawn[0][0].vector.size, confirm, rng)
 
 
 def _suspects(a: _World, b: _World) -> tuple[Mask, Mask, Mask]:
-    """Features constant in both worlds with different values, and in one only, at a value the other never took.
+    """Return the features constant in both worlds with different values, and in one only, at a value the other never took.
 
-    More releases never add a suspect, so where there is none they are not needed.
+    More releases never add a suspect, so without suspects no more are needed.
     """
     both = a.constant & b.constant & (a.first != b.first)
     only_a = a.constant & ~b.constant & (b.met == 0)
@@ -185,15 +186,15 @@ def _confirm_kind(mechanism: AuditedMechanism, kinds: list[set[Hashable]], n: in
 def _confirm(
     mechanism: AuditedMechanism, a: _World, b: _World, leaks: tuple[Mask, Mask, Mask], n: int, rng: np.random.Generator
 ) -> tuple[Mask, Rates]:
-    """Which leaking features never err on fresh releases, and the errors of the first of them, fixed beforehand."""
+    """Return which leaking features never err on fresh releases, and the errors of the first, which is fixed beforehand."""
     both, only_a, only_b = leaks
     alive = np.asarray(both | only_a | only_b)
     chosen = int(np.flatnonzero(both if both.any() else alive)[0])
     errors = [0, 0]
     for world in (0, 1):
         for _ in range(n):
-            seen = features(mechanism(world, rng))
-            says_a = np.where(only_b, seen != b.first, seen == a.first)
+            values = features(mechanism(world, rng))
+            says_a = np.where(only_b, values != b.first, values == a.first)
             wrong = says_a if world else ~says_a
             errors[world] += int(wrong[chosen])
             alive = alive & ~wrong
@@ -205,10 +206,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Noise of one layer: the std that was declared (rms over its coordinates), the measured one, and one-sided p-values.
+    """Noise of one layer: the declared std (rms over its coordinates), the measured one, and one-sided p-values.
 
-    p_low is small if there is less noise than declared (a privacy fault), p_high if there is more (a waste). `upper` is an
-    upper confidence bound on measured / declared.
+    p_low is small if the noise is less than declared (a privacy fault), p_high if it is more (a waste). `upper` is an upper
+    confidence bound on measured / declared.
     """
 
     layer: str
@@ -220,15 +221,15 @@ class LayerNoise:
 
 
 def layer_noise(subject: Subject, uploads: Sequence[Floats] | Floats, alpha: float = 0.05, *, world: int = 0) -> list[LayerNoise]:
-    """Compare the noise in uploads of one world with the std the accountant was told, layer by layer.
+    """Compare the noise in uploads of one world with the std that the accountant was given, layer by layer.
 
     Args:
-        subject: gives the noiseless upload, the declared std per coordinate and the layers.
+        subject: has the noiseless upload, the declared std per coordinate and the layers.
         uploads: [n, d] released vectors of `world`.
         alpha: error probability over all layers together (Bonferroni).
         world: 0 or 1.
 
-    Layers in which nothing was declared to be noised are left out (the structural audit speaks about them).
+    Layers without declared noise are omitted (the structural audit covers them).
     """
     noise = np.asarray(uploads, dtype=np.float64) - subject.mean[world]
     if noise.ndim != 2 or noise.shape[0] < 1:
@@ -249,19 +250,19 @@ def _one(name: str, noise: Floats, declared: Floats, alpha: float) -> LayerNoise
 
 
 def audit_noise(subject: Subject, uploads: Sequence[Floats] | Floats, delta: float, alpha: float = 0.05) -> Audit:
-    """Lower bound on epsilon from the measured noise: mu >= gap of the worlds / (declared std x `upper`), squares added.
+    """Return a lower bound on epsilon from the measured noise: mu >= gap of the worlds / (declared std x `upper`), squares added.
 
-    Assumes independent Gaussian noise of the declared shape inside each layer; it then uses all coordinates of all uploads and is
-    far sharper than a threshold test. Where the assumption is open, read it as a check of the implementation.
+    This assumes independent Gaussian noise of the declared shape inside each layer. It uses all coordinates of all uploads, and
+    so is far sharper than a threshold test. Where the assumption may fail, read it as a check of the implementation.
     """
-    found = {row.layer: row for row in layer_noise(subject, uploads, alpha)}
+    by_layer = {row.layer: row for row in layer_noise(subject, uploads, alpha)}
     gap, declared = subject.mean[1] - subject.mean[0], subject.noise_std[0]
     total = 0.0
-    for name, row in found.items():
+    for name, row in by_layer.items():
         part = subject.named_layers[name]
         noisy = declared[part] > 0
         total += float(np.sum((gap[part][noisy] / (declared[part][noisy] * row.upper)) ** 2))
-    worst = min(found.values(), key=lambda row: row.measured / row.declared)
+    worst = min(by_layer.values(), key=lambda row: row.measured / row.declared)
     ratio = worst.measured / worst.declared
     note = f"assumes independent Gaussian noise; smallest ratio to the declared std: {ratio:.4g} ({worst.layer})"
     n = int(np.asarray(uploads).shape[0])
@@ -282,10 +283,10 @@ _ENTRIES = 4_000_000  # numbers held at once
 
 @dataclass(frozen=True)
 class SingleUpload:
-    """All findings about one upload.
+    """All results for one upload.
 
-    structure: what the structural audit saw. headline: the bound to report, chosen by the kind of mechanism beforehand and not by
-    its value. tests: every test that was run, each at its own confidence.
+    structure: result of the structural audit. headline: the bound to report, chosen beforehand by the kind of mechanism and not
+    by its value. tests: all tests, each at its own confidence.
     """
 
     structure: Structural
@@ -294,15 +295,15 @@ class SingleUpload:
 
 
 def log_likelihood_ratio(subject: Subject, uploads: Floats) -> Floats:
-    """log density in world 1 minus log density in world 0 of each upload, for independent Gaussian noise of the known std.
+    """Return each upload's log density in world 1 minus that in world 0, for independent Gaussian noise of the known std.
 
     Args:
         subject: known means and stds.
         uploads: [n, d].
 
-    Coordinates without noise get a tiny std, so that they decide the score. A subject whose noise is not Gaussian is still tested
-    soundly: any score is allowed, only its power suffers. Where the unit is in the release by chance, the ratio of the mixtures
-    rises with this one for opposite means, and for none against one, so that thresholds on either are the same tests.
+    Coordinates without noise get a tiny std, so that they decide the score. Subjects with other noise are still tested soundly:
+    any score is allowed, only the power suffers. If the unit is in the release by chance, the mixtures' ratio rises with this
+    one, for opposite means and for zero against one, so thresholds on either are the same tests.
     """
     top = max(float(np.max(std)) for std in subject.noise_std)
     floor = _FLOOR * top if top > 0 else _FLOOR
@@ -315,7 +316,7 @@ def log_likelihood_ratio(subject: Subject, uploads: Floats) -> Floats:
 
 
 def largest_deviation(subject: Subject, uploads: Floats) -> Floats:
-    """max over coordinates of |upload - mean of world 0|: shows noise of bounded support, which a neighbour's upload can leave.
+    """Return max over coordinates of |upload - mean of world 0|: detects noise of bounded support, which a neighbour can leave.
 
     Args:
         subject: known means.
@@ -325,7 +326,7 @@ def largest_deviation(subject: Subject, uploads: Floats) -> Floats:
 
 
 def releases(subject: Subject, world: int, n: int, rng: np.random.Generator) -> Floats:
-    """The vectors of n fresh uploads of one world, [n, d] in float64."""
+    """Return the vectors of n fresh uploads of one world, [n, d] in float64."""
     out = np.empty((n, subject.d))
     for row in out:
         vector = subject.mechanism(world, rng).vector
@@ -336,12 +337,12 @@ def releases(subject: Subject, world: int, n: int, rng: np.random.Generator) -> 
 
 
 def _rows(subject: Subject) -> int:
-    """How many uploads to hold at once."""
+    """Return how many uploads to process at once."""
     return max(1, _ENTRIES // subject.d)
 
 
 def _scores(subject: Subject, world: int, n: int, rng: np.random.Generator) -> Floats:
-    """[2, n]: log-likelihood ratio and largest deviation of n fresh uploads, a block at a time."""
+    """Return [2, n]: log-likelihood ratio and largest deviation of n fresh uploads, computed in blocks."""
     blocks = []
     for start in range(0, n, _rows(subject)):
         uploads = releases(subject, world, min(_rows(subject), n - start), rng)

@@ -1,7 +1,7 @@
-"""What is audited, and the exact binomial intervals by which an audit speaks.
+"""Audit subjects, and the exact binomial intervals that audits use.
 
 The protocol is one call: `mechanism(world, rng)` runs the whole release on the private input of world 0 or world 1, with all
-noise drawn from `rng`, and returns everything an adversary of the view receives. Adapting a release takes one line:
+noise drawn from `rng`, and returns everything that an adversary in the view receives. Adapting a release takes one line:
 
     mechanism = on_pair(lambda update, rng: Output(door(update, rng)), update_0, update_1)
 """
@@ -26,11 +26,11 @@ Private = TypeVar("Private")
 
 @dataclass(frozen=True)
 class Output:
-    """Everything that leaves: the released vector and its side channels.
+    """A release as the adversary receives it: the vector and its side channels.
 
     vector: [d], in the dtype that is sent; entries that were not sent hold any fixed value (0).
     sent: [d] booleans, True where the entry was sent; None = all.
-    extras: any further numbers or arrays that leave with it (a loss, a norm, a count), by name.
+    extras: further released numbers or arrays (a loss, a norm, a count), by name.
     """
 
     vector: NDArray[Any]
@@ -47,7 +47,7 @@ class AuditedMechanism(Protocol):
 
 
 def on_pair(release: Callable[[Private, np.random.Generator], Output], a: Private, b: Private) -> AuditedMechanism:
-    """The mechanism that runs `release` on `a` in world 0 and on `b` in world 1."""
+    """Return the mechanism that runs `release` on `a` in world 0 and on `b` in world 1."""
 
     def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         return release(b if world else a, rng)
@@ -57,17 +57,17 @@ def on_pair(release: Callable[[Private, np.random.Generator], Output], a: Privat
 
 @dataclass(frozen=True)
 class Subject:
-    """One audited release: the mechanism between two neighbours, and what is known about it.
+    """An audited release: the mechanism on two neighbouring inputs, and known facts about it.
 
     scope: unit, adjacency and view that the two worlds stand for.
-    mean: the noiseless upload in world 0 and in world 1, each [d]; an auditor owns both inputs, so these are known.
+    mean: the noiseless upload in world 0 and in world 1, each [d]; known, because an auditor has both inputs.
     noise_std: std of the noise on each coordinate in world 0 and world 1, each [d]; 0 = no noise there.
     gaussian: whether the trade-off curve between the worlds is Gaussian (plain Gaussian noise, equal in both worlds).
     bounded: whether the noise has bounded support, so that a neighbour's upload can lie where this one never does.
     layers: slices of the vector by name, for the recomputation of noise per layer; default one layer "all".
-    sampled: what it costs where it is plain Gaussian noise on a unit that is in the release by a secret chance.
-    rate: the chance that the unit is in the release at all, if that is secret; `mechanism` draws it, `mean` has the unit in.
-    present: the release with the unit in it, which is looked at for structure: what leaks there leaks at every delta < rate.
+    sampled: the cost, if the noise is plain Gaussian and the unit is in the release by a secret chance.
+    rate: the chance that the unit is in the release, if that is secret; `mechanism` draws it, `mean` includes the unit.
+    present: the release with the unit in it, for the structural test: a leak in it is a leak at every delta < rate.
     """
 
     name: str
@@ -101,31 +101,31 @@ class Subject:
 
     @property
     def named_layers(self) -> Mapping[str, slice]:
-        """The layers, or the whole vector as one."""
+        """Return the layers, or the whole vector as one."""
         return self.layers or {"all": slice(0, self.d)}
 
 
 def isotropic(d: int, std: float) -> tuple[Floats, Floats]:
-    """The same noise std on all d coordinates in both worlds."""
+    """Return the same noise std on all d coordinates, for both worlds."""
     return np.full(d, std), np.full(d, std)
 
 
 def check_level(alpha: float) -> float:
-    """`alpha` if it is a usable error probability, in (0, 0.5], else ConfigError."""
+    """Return `alpha` if it is a usable error probability, in (0, 0.5]; else raise ConfigError."""
     if not 0 < alpha <= 0.5:
         raise ConfigError(f"alpha (chance of a wrong refutation) must lie in (0, 0.5], got {alpha}")
     return alpha
 
 
 def check_delta(delta: float) -> float:
-    """`delta` if it lies in [0, 1), else ConfigError."""
+    """Return `delta` if it lies in [0, 1); else raise ConfigError."""
     if not 0 <= delta < 1:
         raise ConfigError(f"delta must lie in [0, 1), got {delta}")
     return delta
 
 
 def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: float) -> Floats:
-    """One-sided exact upper bound on a binomial probability.
+    """Return a one-sided exact upper bound on a binomial probability.
 
     Args:
         successes: counts in [0, trials], any shape (fractions allowed, for planning).
@@ -147,7 +147,7 @@ def _counts(successes: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def epsilon_from_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Floats:
-    """The largest epsilon that error rates (fpr, fnr) refute at `delta`; 0 where they refute nothing.
+    """Return the largest epsilon that error rates (fpr, fnr) refute at `delta`, or 0 if they refute none.
 
     Args:
         fpr: upper bounds on the false-positive rate, in (0, 1].
@@ -165,7 +165,7 @@ def epsilon_from_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Floats:
 
 
 def mu_from_rates(fpr: ArrayLike, fnr: ArrayLike) -> Floats:
-    """The largest mu of Gaussian DP that error rates refute: Phi^-1(1 - fpr) - Phi^-1(fnr), 0 where negative.
+    """Return the largest mu of Gaussian DP that error rates refute: Phi^-1(1 - fpr) - Phi^-1(fnr), at least 0.
 
     Source: Dong, Roth & Su 2022, Definition 2.6.
     """
@@ -176,9 +176,9 @@ def mu_from_rates(fpr: ArrayLike, fnr: ArrayLike) -> Floats:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Epsilon at `delta` of a mu-GDP curve; at delta = 0 a bound on mu > 0 gives inf, so delta must be > 0.
+    """Return epsilon at `delta` of a mu-GDP curve; at delta = 0 any mu > 0 gives inf, so delta must be > 0.
 
-    Valid as a lower bound on epsilon only where the mechanism's trade-off curve is Gaussian.
+    Valid as a lower bound on epsilon only if the mechanism's trade-off curve is Gaussian.
     """
     if not 0 < delta < 1:
         raise ConfigError(f"a Gaussian trade-off curve turns into an epsilon only at delta in (0, 1), got {delta}")
@@ -186,7 +186,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def epsilon_ceiling(n: int, alpha: float = 0.05, delta: float = 0.0) -> float:
-    """The largest epsilon that n error-free runs in each world can show (Clopper-Pearson, alpha / 2 on each rate).
+    """Return the largest epsilon that n error-free runs in each world can show (Clopper-Pearson, alpha / 2 on each rate).
 
     Args:
         n: runs per world, >= 1.

@@ -1,16 +1,16 @@
 """Audits through real training: clip and noise inside local training, whole runs by their last model, coupled runs.
 
-The neighbours are two small data sets with linear losses <w, x>: all examples but one have the gradient `common`, the last one
-has a gradient of its own in each world (at client level: all of them have). Everything from the training loop to the door is the
-method's own code. Several consecutive rounds of the client are one subject, since its private state carries over.
+The neighbours are two small data sets with linear losses <w, x>. All examples but one have the gradient `common`; the last one
+has a different gradient in each world (at client level, all examples differ). Everything from the training loop to the door is
+the method's code. Several consecutive rounds of the client are one subject, since its private state persists between them.
 
-The client's whole data are swapped, and the noise of world 1 is chosen such that it releases in every round what world 0
-released. A support that is a function of earlier releases is then the same in both worlds, and so is post-processing of them;
-one that reads raw values is not.
+In coupled runs the client's whole data are swapped, and the noise of world 1 is chosen such that every round releases what world
+0 released. A support that depends only on earlier releases is then the same in both worlds; one that depends on raw values is
+not.
 
-One client drives the model along a fixed direction as far as its clip allows, or the other way (replace-one), or not at all
-(zero-out); all others add noise only. For local SGD on clipped gradients that is a loss linear in the model, which is L-smooth
-for every L. Policy, door, aggregation and the server's optimiser are the run's own.
+In audits of the last model one client moves the model along a fixed direction as far as its clip allows, or the other way
+(replace-one), or not at all (zero-out); all others add only noise. For local SGD on clipped gradients this is a loss that is
+linear in the model, and so L-smooth for every L. Policy, door, aggregation and the server's optimiser are the run's own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXAMPLES = 16
 class Neighbours:
     """Two data sets with linear losses: gradients of the differing examples in each world, and of the common ones.
 
-    Each is [d], or [rounds, d] where the losses' gradients change from round to round, as the global model does.
+    Each is [d], or [rounds, d] if the losses' gradients change from round to round, as the global model does.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Neighbours:
 
 
 def pairs(case: Case, rounds: int) -> list[Neighbours]:
-    """Neighbours that show the weak places, two for each unit of privacy.
+    """Return neighbours that reveal typical weaknesses, two for each unit of privacy.
 
-    Records: opposite gradients among common ones, and one gradient among flat losses; each outweighs all others of its batch.
-    Clients: opposite gradients (or none against some), and a small layer whose norm grows from round to round or does not.
+    Records: opposite gradients among common ones, and one gradient among flat losses; each outweighs the others in its batch.
+    Clients: opposite gradients (or zero against one), and a small layer whose norm grows from round to round or does not.
     """
     s, layout = case.setting, case.setting.layout
     generator = torch.Generator().manual_seed(1)
@@ -78,7 +78,7 @@ def pairs(case: Case, rounds: int) -> list[Neighbours]:
 
 
 def _moving_layer(own: Tensor, layout: Layout, rounds: int, *, grows: bool) -> Tensor:
-    """`own` in each round [rounds, d] with the share of the smallest layer growing or shrinking, the others' the other way."""
+    """Return `own` for each round [rounds, d]; the smallest layer's share grows or shrinks, and the others' do the opposite."""
     out = own.repeat(rounds, 1)
     smallest = min(range(len(layout)), key=lambda i: layout.sizes[i])
     for t, row in enumerate(out):
@@ -103,31 +103,31 @@ class Trainer:
 
     @cached_property
     def model(self) -> FlatModel:
-        """The network that every client of these runs trains, one after the other."""
+        """Return the network that every client of these runs trains, one after the other."""
         return linear_model(self.case.setting.layout)
 
     @cached_property
     def objective(self) -> Client:
-        """What local training does."""
+        """Return the method's local objective."""
         return self.case.method.client(self.case.setting)
 
-    def __call__(self, world: int, rng: np.random.Generator, /, quiet: bool = False) -> Output:
-        """All rounds, one after the other; `quiet` takes all noise, inside training and at the door, to be 0."""
-        released = [self._client(self.neighbours.own[world], self.neighbours.common, rng, quiet)]
+    def __call__(self, world: int, rng: np.random.Generator, /, noiseless: bool = False) -> Output:
+        """Run all rounds, one after the other; `noiseless` sets all noise to 0, inside training and at the door."""
+        released = [self._client(self.neighbours.own[world], self.neighbours.common, rng, noiseless)]
         flat = torch.zeros_like(self.case.model)
-        released += [self._client(flat, flat, rng, quiet) for _ in range(self.peers)]
+        released += [self._client(flat, flat, rng, noiseless) for _ in range(self.peers)]
         vector = torch.stack([vector for vector, _ in released]).sum(0)
         return Output(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
 
-    def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, quiet: bool) -> tuple[Tensor, np.ndarray]:
+    def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, noiseless: bool) -> tuple[Tensor, np.ndarray]:
         private: State = {}
         state, vectors, masks = self.case.policy.start(), [], []
         noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
-        normal = (lambda k: torch.zeros(k)) if quiet else (lambda k: torch.randn(k, generator=noise))
+        normal = (lambda k: torch.zeros(k)) if noiseless else (lambda k: torch.randn(k, generator=noise))
         for t in range(self.rounds):
             plan = self.case.policy.plan(Released(t, self.case.model, None, 0.5), state)
             update, private = self.train(own, common, t, private, normal)
-            vector, support = self._release(update, plan, t, rng, quiet)
+            vector, support = self._release(update, plan, t, rng, noiseless)
             vectors.append(vector)
             masks.append(torch.ones(len(update), dtype=torch.bool) if support is None else support)
         return torch.cat(vectors), torch.cat(masks).numpy()
@@ -135,7 +135,7 @@ class Trainer:
     def train(
         self, own: Tensor, common: Tensor, round: int, private: State, normal: Callable[[int], Tensor]
     ) -> tuple[Tensor, State]:
-        """The update [d] and the private state after a round of training on a world's gradients, with noise from `normal`."""
+        """Return the update [d] and the private state after one round of training, with noise from `normal`."""
         s = self.case.setting
         n = min(s.records, EXAMPLES)
         alone = s.scope.unit is Unit.RECORD
@@ -150,9 +150,9 @@ class Trainer:
         return update, local.state
 
     def _release(
-        self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, quiet: bool
+        self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, noiseless: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if quiet:
+        if noiseless:
             made = plan.make(update) if isinstance(plan, Raw) else plan
             return clipped(update, made, self.case.setting.layout), made.support
         upload = self.case.door(rng).upload(update, plan, 0, round)
@@ -164,7 +164,7 @@ def _in_round(gradient: Tensor, round: int) -> Tensor:
 
 
 def training_subject(case: Case, neighbours: Neighbours, rng: np.random.Generator, *, rounds: int, peers: int = 0) -> Subject:
-    """The client's first rounds as one release; means and layer-wise noise stds are fitted to pilot runs.
+    """Return the client's first rounds as one release; means and layer-wise noise stds are estimated in pilot runs.
 
     Args:
         rounds: consecutive rounds in one release. peers: further clients in a sum (aggregate view); 0 for the server view.
@@ -180,16 +180,16 @@ def training_subject(case: Case, neighbours: Neighbours, rng: np.random.Generato
     means, stds = [], []
     for world in (0, 1):
         pilots = np.stack([trainer(world, rng).vector.astype(np.float64) for _ in range(PILOTS)])
-        quiet = trainer(world, rng, quiet=True).vector.astype(np.float64)
+        noiseless = trainer(world, rng, noiseless=True).vector.astype(np.float64)
         noise = pilots.std(axis=0)
-        still = noise == 0
-        means.append(np.where(still, pilots[0], quiet))
+        constant = noise == 0
+        means.append(np.where(constant, pilots[0], noiseless))
         stds.append(_by_layer(noise, case.setting.layout, rounds))
     return Subject(f"{case.method.name}, {neighbours.name}", trainer, scope, (means[0], means[1]), (stds[0], stds[1]))
 
 
 def _by_layer(noise: Floats, layout: Layout, rounds: int) -> Floats:
-    """The rms of each layer's noise on its noisy coordinates; 0 stays 0."""
+    """Return the rms of each layer's noise on its noisy coordinates; 0 stays 0."""
     out = noise.copy()
     edges = np.cumsum([0, *layout.sizes * rounds])
     for start, end in pairwise(edges):
@@ -202,10 +202,10 @@ def _by_layer(noise: Floats, layout: Layout, rounds: int) -> Floats:
 
 @dataclass(frozen=True)
 class Support:
-    """One round of two coupled worlds.
+    """Supports of two coupled runs in one round.
 
-    sent: coordinates that world 0 sent. differs: coordinates that only one of the worlds sent. gap: largest difference of what
-    both released, relative to the largest value: rounding, where the coupling worked.
+    sent: coordinates that world 0 sent. differs: coordinates that only one of the worlds sent. gap: largest difference between
+    the two releases, relative to the largest value; rounding only, if the coupling worked.
     """
 
     sent: int
@@ -214,7 +214,7 @@ class Support:
 
 
 def supports_given_releases(trainer: Trainer, rng: np.random.Generator) -> list[Support]:
-    """The supports of every round in two worlds that released the same values until then.
+    """Return the supports of every round in two runs coupled to release the same values until then.
 
     Args:
         trainer: rounds of a client at client level, whose method draws its noise once a round. rng: source of the noise.
@@ -226,21 +226,21 @@ def supports_given_releases(trainer: Trainer, rng: np.random.Generator) -> list[
         raise ConfigError("worlds are coupled at client level, where the whole data are swapped: set privacy.unit = 'client'")
     d = len(trainer.case.model)
     private: list[State] = [{}, {}]
-    found = []
+    supports = []
     for t in range(trainer.rounds):
         drawn = torch.from_numpy(rng.standard_normal(d)).float()
         first, after = _round(trainer, 0, t, private[0], drawn)
-        still, _ = _round(trainer, 1, t, private[1], torch.zeros(d))
+        noiseless, _ = _round(trainer, 1, t, private[1], torch.zeros(d))
         one, _ = _round(trainer, 1, t, private[1], torch.ones(d))
-        std = one - still
-        needed = torch.where(std > 0, (first - still) / std.where(std > 0, torch.ones(())), torch.zeros(()))
+        std = one - noiseless
+        needed = torch.where(std > 0, (first - noiseless) / std.where(std > 0, torch.ones(())), torch.zeros(()))
         second, again = _round(trainer, 1, t, private[1], needed)
         sent = [_support(trainer, vector, t) for vector in (first, second)]
         both = sent[0] & sent[1]
         gap = float(((first - second).abs() * both).max() / first.abs().max())
-        found.append(Support(int(sent[0].sum()), int((sent[0] ^ sent[1]).sum()), gap))
+        supports.append(Support(int(sent[0].sum()), int((sent[0] ^ sent[1]).sum()), gap))
         private = [after, again]
-    return found
+    return supports
 
 
 def _round(trainer: Trainer, world: int, round: int, private: State, noise: Tensor) -> tuple[Tensor, State]:
@@ -249,12 +249,12 @@ def _round(trainer: Trainer, world: int, round: int, private: State, noise: Tens
 
 
 def _once(noise: Tensor) -> Callable[[int], Tensor]:
-    left = [noise]
+    unused = [noise]
 
     def draw(n: int) -> Tensor:
-        if not left or n != len(noise):
+        if not unused or n != len(noise):
             raise ConfigError("coupled worlds need a method that draws noise for the whole update, once a round")
-        return left.pop()
+        return unused.pop()
 
     return draw
 
@@ -269,14 +269,14 @@ def _support(trainer: Trainer, update: Tensor, round: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Runs:
-    """Whole runs of a case whose plans do not read the data; one client takes part in the last rounds it may be in."""
+    """Whole runs of a case whose plans do not read the data; one client takes part in its last permitted rounds."""
 
     case: Case
     pair: tuple[torch.Tensor, torch.Tensor]
 
     @classmethod
     def of(cls, case: Case) -> Runs:
-        """The runs of the pair that is worst for the first round's plan."""
+        """Return the runs on the pair that is worst for the first round's plan."""
         plan = first_plan(case)
         if not isinstance(plan, Plan) or isinstance(plan, LocalDpSgd) or not case.summed:
             raise ConfigError(
@@ -286,13 +286,13 @@ class Runs:
 
     @property
     def gaussian(self) -> bool:
-        """Whether the last model is Gaussian with the same covariance in both worlds."""
+        """Return whether the last model is Gaussian with the same covariance in both worlds."""
         s, rng = self.case.setting, np.random.default_rng(0)
         linear = s.server.name == "sgd" and type(self.case.method.server(s)) is Mean
         return linear and gaussian_run(self.case, min(s.rounds, 10), rng)
 
     def last(self, world: int, rng: np.random.Generator, /) -> torch.Tensor:
-        """The last model [d] of one run."""
+        """Return the last model [d] of one run."""
         case, s = self.case, self.case.setting
         state, served, previous = case.policy.start(), dict[str, Any](), None
         vector, server = case.model.clone(), s.server.build()
@@ -310,7 +310,7 @@ class Runs:
         return vector
 
     def score(self) -> Callable[[int, np.random.Generator], float]:
-        """(world, rng) -> how far the last model lies along the difference of the worlds."""
+        """Return a function (world, rng) -> the last model's position along the difference of the worlds."""
         direction = (self.pair[1] - self.pair[0]).double()
 
         def run(world: int, rng: np.random.Generator, /) -> float:
@@ -320,7 +320,7 @@ class Runs:
 
 
 def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
-    """A lower bound for an adversary who sees the last model and nothing else.
+    """Return a lower bound for an adversary who sees only the last model.
 
     Args:
         case: of a run in the final view. rng: source of all randomness.

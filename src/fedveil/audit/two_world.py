@@ -1,10 +1,10 @@
-"""Two neighbouring inputs and many runs: epsilon refuted by the error rates of a guess.
+"""Two-world audits: many runs on two neighbouring inputs refute an epsilon by a guess's error rates.
 
 The threshold is fixed before the tested scores are drawn (from other draws, or from the claimed mechanism) and never tuned on
 them. The score should be large in world 1; several rounds of one run enter as the sum of their log-likelihood ratios.
 
-Where a mechanism is a composition of sampled Gaussian releases with unknown noise, refuting the curve of noise multiplier z
-shows that the noise is less than z. This is far sharper than counting, as Gaussian DP is for plain Gaussians.
+For a composition of sampled Gaussian releases with unknown noise, refuting the curve of noise multiplier z shows that the noise
+is less than z. This is far sharper than counting, as Gaussian DP is for plain Gaussians.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tradeoff = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Rates:
-    """Error counts of one fixed threshold test: `fp` of `n0` runs of world 0 above it, `fn` of `n1` runs of world 1 not above."""
+    """Error counts of a fixed threshold test: `fp` of `n0` runs of world 0 above it, `fn` of `n1` runs of world 1 not above."""
 
     fp: int
     n0: int
@@ -37,20 +37,20 @@ class Rates:
     n1: int
 
     def upper(self, alpha: float) -> tuple[float, float]:
-        """Clopper-Pearson upper bounds on (fpr, fnr), jointly right with probability >= 1 - alpha."""
+        """Return Clopper-Pearson upper bounds on (fpr, fnr), jointly right with probability >= 1 - alpha."""
         half = check_level(alpha) / 2
         return float(clopper_pearson_upper(self.fp, self.n0, half)), float(clopper_pearson_upper(self.fn, self.n1, half))
 
     def epsilon(self, delta: float, alpha: float = 0.05) -> float:
-        """Lower bound on epsilon at `delta`, whatever the mechanism."""
+        """Return a lower bound on epsilon at `delta`, valid for any mechanism."""
         return float(epsilon_from_rates(*self.upper(alpha), delta))
 
     def mu(self, alpha: float = 0.05) -> float:
-        """Lower bound on mu: refutes every smaller mu-GDP claim, whatever the mechanism."""
+        """Return a lower bound on mu, valid for any mechanism: every smaller mu-GDP claim is refuted."""
         return float(mu_from_rates(*self.upper(alpha)))
 
     def refutes(self, tradeoff: Tradeoff, alpha: float = 0.05) -> bool:
-        """Whether the claim "fnr >= tradeoff(fpr) for every test" is refuted; `tradeoff` is decreasing on [0, 1]."""
+        """Return whether the claim "fnr >= tradeoff(fpr) for every test" is refuted; `tradeoff` is decreasing on [0, 1]."""
         fpr, fnr = self.upper(alpha)
         return fnr < tradeoff(fpr)
 
@@ -63,13 +63,13 @@ def _scores(name: str, scores: ArrayLike) -> Floats:
 
 
 def rates(scores_0: ArrayLike, scores_1: ArrayLike, threshold: float) -> Rates:
-    """Error counts of the test "score > threshold means world 1", with a threshold fixed beforehand."""
+    """Return the error counts of the test "score > threshold means world 1", with a threshold fixed beforehand."""
     s0, s1 = _scores("scores_0", scores_0), _scores("scores_1", scores_1)
     return Rates(int(np.sum(s0 > threshold)), s0.size, int(np.sum(s1 <= threshold)), s1.size)
 
 
 def choose_threshold(pilot_0: ArrayLike, pilot_1: ArrayLike, n: int, delta: float, alpha: float = 0.05) -> float:
-    """The threshold with the largest expected bound for n runs per world, judged on separate pilot scores.
+    """Return the threshold with the largest expected bound for n runs per world, judged on separate pilot scores.
 
     Args:
         pilot_0: scores of world 0, not used in the test.
@@ -85,21 +85,21 @@ def choose_threshold(pilot_0: ArrayLike, pilot_1: ArrayLike, n: int, delta: floa
 
 
 def expected_bounds(s0: Floats, s1: Floats, cuts: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
-    """Upper bounds on both error rates that n runs per world should give at each cut, judged on sorted pilot scores."""
+    """Return upper bounds on both error rates that n runs per world should give at each cut, judged on sorted pilot scores."""
     fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
     fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
     return clopper_pearson_upper(n * fpr, n, alpha / 2), clopper_pearson_upper(n * fnr, n, alpha / 2)
 
 
 def midpoint(pilot_0: ArrayLike, pilot_1: ArrayLike) -> float:
-    """The threshold half-way between the median pilot scores: best for a Gaussian trade-off curve at equal error rates."""
+    """Return the threshold half-way between the median pilot scores: best for a Gaussian trade-off curve at equal error rates."""
     return float((np.median(_scores("pilot_0", pilot_0)) + np.median(_scores("pilot_1", pilot_1))) / 2)
 
 
 def audit_dp(
     counts: Rates, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "", test: str = "two worlds"
 ) -> Audit:
-    """The (epsilon, delta) bound of a threshold test as an audit; valid for every mechanism."""
+    """Return the (epsilon, delta) bound of a threshold test as an audit; valid for any mechanism."""
     name = f"{test}, Clopper-Pearson"
     return Audit(counts.epsilon(delta, alpha), delta, scope, name, 1 - alpha, counts.n0 + counts.n1, note=note)
 
@@ -107,7 +107,7 @@ def audit_dp(
 def audit_gdp(
     counts: Rates, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "", test: str = "two worlds"
 ) -> Audit:
-    """The bound through mu as an audit: a bound on epsilon ONLY where the mechanism's trade-off curve is Gaussian."""
+    """Return the bound through mu as an audit; it bounds epsilon ONLY if the mechanism's trade-off curve is Gaussian."""
     mu = counts.mu(alpha)
     remark = f"mu >= {at_least(mu)}; the trade-off curve is Gaussian" + (f"; {note}" if note else "")
     name = f"{test}, Gaussian DP"
@@ -115,11 +115,11 @@ def audit_gdp(
 
 
 def audit_curve(counts: Rates, family: Callable[[float], Tradeoff], delta: float, scope: Scope, alpha: float = 0.05) -> Audit:
-    """The largest epsilon up to 100 whose claimed trade-off curve is refuted, for mechanisms of a known family.
+    """Return the largest epsilon up to 100 whose claimed trade-off curve is refuted, for mechanisms of a known family.
 
     Args:
         counts: of the test.
-        family: epsilon (at `delta`) -> trade-off curve of the member of the family that has it; curves fall as epsilon grows.
+        family: epsilon (at `delta`) -> trade-off curve of the family's member with that epsilon; curves fall as epsilon grows.
         delta: at which epsilon labels the family.
         scope: of the two worlds.
         alpha: error probability.
@@ -134,7 +134,7 @@ def audit_curve(counts: Rates, family: Callable[[float], Tradeoff], delta: float
 
 
 def tradeoff_of_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
-    """The trade-off curve implied by a privacy profile (delta at each epsilon >= 0), as an accountant's PLD gives it.
+    """Return the trade-off curve implied by a privacy profile (delta at each epsilon >= 0), such as that of an accountant's PLD.
 
     Args:
         epsilons: [k], >= 0.
@@ -154,13 +154,13 @@ def tradeoff_of_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 
 
 def draw(run: Run, world: int, n: int, rng: np.random.Generator) -> Floats:
-    """The scores of n independent runs of one world."""
+    """Return the scores of n independent runs of one world."""
     return np.array([run(world, rng) for _ in range(n)], dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often a run is repeated, and for which statement.
+    """Numbers of runs, and the parameters of the resulting bound.
 
     Args:
         n: tested runs per world. pilot: runs per world that choose the threshold, never tested. delta: in [0, 1).
@@ -178,15 +178,15 @@ class Repeats:
 
     @classmethod
     def of(cls, n: int, delta: float, alpha: float) -> Repeats:
-        """With a quarter as many pilot runs, and at least 20."""
+        """Return repeats with a quarter as many pilot runs, and at least 20."""
         return cls(n, max(n // 4, 20), delta, alpha)
 
     def pilots(self, run: Run, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """The scores that choose the threshold, in each world."""
+        """Return the scores that choose the threshold, in each world."""
         return draw(run, 0, self.pilot, rng), draw(run, 1, self.pilot, rng)
 
     def rates(self, run: Run, threshold: float, rng: np.random.Generator) -> Rates:
-        """Error counts of the tested runs."""
+        """Return the error counts of the tested runs."""
         return rates(draw(run, 0, self.n, rng), draw(run, 1, self.n, rng), threshold)
 
 
@@ -199,7 +199,7 @@ def many_runs(
         run: (world, rng) -> score of one complete run, large in world 1.
         scope: of the two worlds.
         rng: source of all randomness.
-        repeats: how often in each world.
+        repeats: number of runs in each world.
         gaussian: whether the trade-off curve of the worlds is Gaussian; chosen beforehand.
         note: added to the audit.
 
@@ -212,7 +212,7 @@ def many_runs(
 
 
 def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:
-    """The trade-off curve that the accountant proves for this event: refuting it refutes the noise that was charged."""
+    """Return the trade-off curve that the accountant proves for this event: refuting it refutes the charged noise."""
     releases = [pld.Sampled(event.rate, event.noise_multiplier, event.count)]
     distributions = pld.composed(releases, 1e-3 * delta, adjacency)
     top = max(pld.epsilon(one, 1e-3) for one in distributions)
@@ -221,10 +221,10 @@ def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Trad
 
 
 def largest_noise(counts: Rates, event: SampledGaussian, delta: float, adjacency: Adjacency, alpha: float = 0.05) -> float:
-    """An upper confidence bound on the noise multiplier: the least one whose proven curve the counts refute; inf if none.
+    """Return an upper confidence bound on the noise multiplier: the least one whose proven curve the counts refute; inf if none.
 
     Args:
-        counts: of a test of runs whose cost is `event` but for its noise multiplier.
+        counts: of a test of runs whose cost is `event` except for its noise multiplier.
         delta: sets the accuracy of the curves. adjacency: of the two worlds. alpha: error probability.
     """
 
@@ -243,7 +243,7 @@ def largest_noise(counts: Rates, event: SampledGaussian, delta: float, adjacency
 def choose_cut(
     pilots: Sequence[Floats], event: SampledGaussian, n: int, delta: float, adjacency: Adjacency, alpha: float
 ) -> float:
-    """The threshold that promises to refute the least noise in n runs per world, judged on pilot scores."""
+    """Return the threshold expected to refute the least noise in n runs per world, judged on pilot scores."""
     s0, s1 = (np.sort(scores) for scores in pilots)
     points = np.unique(np.concatenate([s0, s1]))
     cuts = (points[:-1] + points[1:]) / 2
@@ -266,21 +266,21 @@ def audit_sampled(
     note: str = "",
     test: str = "two worlds",
 ) -> Audit:
-    """The bound through the noise that the counts leave possible, for a mechanism that costs `event` but for its noise.
+    """Return the bound through the largest noise that the counts allow, for a mechanism that costs `event` except for its noise.
 
-    From that noise to epsilon from below: what the accountant would charge for it is an upper bound, and may exceed the truth.
+    That noise is converted to epsilon from below: the accountant's charge for it is an upper bound, and may exceed the truth.
     """
     z = largest_noise(counts, event, delta, scope.adjacency, alpha)
-    found = 0.0 if math.isinf(z) else epsilon_at_least(replace(event, noise_multiplier=z), delta, scope.adjacency)
-    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {at_most(z)}"
-    remark = f"{shown} (charged: {event.noise_multiplier:.4g})" + (f"; {note}" if note else "")
-    return Audit(found, delta, scope, f"{test}, sampled Gaussian curve", 1 - alpha, counts.n0 + counts.n1, note=remark)
+    epsilon = 0.0 if math.isinf(z) else epsilon_at_least(replace(event, noise_multiplier=z), delta, scope.adjacency)
+    finding = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {at_most(z)}"
+    remark = f"{finding} (charged: {event.noise_multiplier:.4g})" + (f"; {note}" if note else "")
+    return Audit(epsilon, delta, scope, f"{test}, sampled Gaussian curve", 1 - alpha, counts.n0 + counts.n1, note=remark)
 
 
 def many_sampled_runs(
     run: Run, event: SampledGaussian, scope: Scope, rng: np.random.Generator, repeats: Repeats, *, note: str = ""
 ) -> Audit:
-    """`many_runs` for runs that cost `event` but for their noise."""
+    """Run `many_runs` for runs that cost `event` except for their noise."""
     delta, alpha = repeats.delta, repeats.alpha
     cut = choose_cut(repeats.pilots(run, rng), event, repeats.n, delta, scope.adjacency, alpha)
     return audit_sampled(repeats.rates(run, cut, rng), event, delta, scope, alpha, note=note)

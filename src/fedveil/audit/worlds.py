@@ -1,7 +1,7 @@
-"""Worst-case neighbours for each family of mechanisms: stylised releases whose faults an audit must find.
+"""Worst-case neighbours for each family of mechanisms: simplified releases whose faults an audit must detect.
 
-Each function gives a `Subject`: one upload of a client with d coordinates, the mechanism's arithmetic as published, and the pair
-of inputs that shows its weakest place. `plain_gaussian` is the clean one.
+Each function returns a `Subject`: one upload of a client with d coordinates, the mechanism's arithmetic as published, and the
+pair of inputs that reveals its weakness. `plain_gaussian` is the correct one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CLIENT_UPLOAD = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
 
 
 def _pair(d: int, norm: float) -> tuple[Floats, Floats]:
-    """Two updates of the given norm, opposite: the largest replace-one difference after clipping."""
+    """Return two opposite updates of the given norm: the largest replace-one difference after clipping."""
     direction = np.full(d, norm / math.sqrt(d))
     return -direction, direction
 
 
 def _noised(mean: tuple[Floats, Floats], std: tuple[Floats, Floats]) -> Callable[[int, np.random.Generator], Output]:
-    """mean + std x normal, per world."""
+    """Return a mechanism that releases mean + std x normal, per world."""
 
     def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         return Output(mean[world] + std[world] * rng.standard_normal(mean[world].size))
@@ -39,14 +39,14 @@ def _noised(mean: tuple[Floats, Floats], std: tuple[Floats, Floats]) -> Callable
 def plain_gaussian(
     d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, noise_factor: float = 1.0
 ) -> Subject:
-    """A clipped update with isotropic Gaussian noise calibrated exactly: nothing to find when noise_factor is 1.
+    """Return a clipped update with exactly calibrated isotropic Gaussian noise: a correct mechanism if noise_factor is 1.
 
     Args:
         d: coordinates.
         epsilon: calibrated for, replace-one.
         delta: calibrated for.
         clip: clip norm C; the two updates have norm C and opposite directions.
-        noise_factor: noise actually added / noise that the accountant is told (below 1: a faulty implementation).
+        noise_factor: actual noise / noise that the accountant is given (below 1: a faulty implementation).
     """
     std = 2 * clip / gaussian.mu_of(epsilon, delta)
     mean = _pair(d, clip)
@@ -58,10 +58,10 @@ def plain_gaussian(
 def ladp_below_threshold(
     d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, seed: int = 0
 ) -> Subject:
-    """LaDP-FL as published: the second of two layers has a norm just below the threshold R and leaves as it is.
+    """Return LaDP-FL as published: the second of two layers has a norm just below the threshold R and is released without noise.
 
     Noise on the first: sigma = c Delta / (epsilon P), P = KL(softmax(local) || softmax(global)), here with exact calibration
-    (c / epsilon = 1 / mu). The clients differ in the first layer by the clip and in the second by a hair.
+    (c / epsilon = 1 / mu). The clients differ in the first layer by the clip, and in the second slightly.
 
     Source: LaDP-FL, Algorithms 2-4.
     """
@@ -94,16 +94,17 @@ def ladp_below_threshold(
 
 
 def fedanc(d: int = 1000, *, gamma: float = 0.1, beta: float = 0.5, clip: float = 1.0, masked: bool = False) -> Subject:
-    """FedANC as published, one step: noise (beta C)^2 on the top gamma d coordinates of the raw gradient, and nowhere else.
+    """Return FedANC as published, one step: noise (beta C)^2 on the top gamma d coordinates of the raw gradient.
 
-    The clients' gradients have the same magnitudes but for one rank flip at the edge of the selection.
+    All other coordinates are sent without noise. The two clients' gradients have the same magnitudes except for one rank flip at
+    the edge of the selection.
 
     Args:
         d: coordinates.
         gamma: share of coordinates that are noised.
         beta: noise multiplier.
         clip: clip norm C.
-        masked: whether only the noised coordinates are sent (their pattern leaves with them) or all.
+        masked: whether only the noised coordinates are sent (which reveals their pattern) or all.
 
     Source: FedANC, Section 4.
     """
@@ -126,11 +127,12 @@ def fedanc(d: int = 1000, *, gamma: float = 0.1, beta: float = 0.5, clip: float 
 
 
 def private_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, share: float = 0.05, clip: float = 1.0) -> Subject:
-    """Personalised coordinates leave as zeros, and which they are is a function of private values (raw updates or kept state).
+    """Return an upload with personalised coordinates set to zero, whose positions depend on private values.
 
-    The two clients have the same shared update; their masks differ in one coordinate.
+    The private values are raw updates or hidden state. The two clients have the same shared update; their masks differ in one
+    coordinate.
 
-    Source: the upload of FedGLP-ADP, Eqs. 7-9, seen alone with the mask as part of the client's private state.
+    Source: the upload of FedGLP-ADP, Eqs. 7-9, alone, with the mask as part of the client's private state.
     """
     std = 2 * clip / gaussian.mu_of(epsilon, delta)
     k = max(1, int(share * d))
@@ -142,9 +144,9 @@ def private_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, sh
 
 
 def noisy_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, share: float = 0.05, clip: float = 1.0) -> Subject:
-    """FedGLP-ADP's mask as printed: the top `share` of the previous NOISY upload becomes personal; both uploads are seen.
+    """Return FedGLP-ADP's mask as printed: the top `share` of the previous NOISY upload becomes personal.
 
-    The mask is then a function of what the adversary already holds: unlike `private_mask`, its pattern reveals nothing new. The
+    Both uploads are released, so the mask is a function of releases: unlike `private_mask`, its pattern reveals nothing new. The
     clients differ in the first upload (opposite updates at the clip) and send the same second update, zeros on the mask.
 
     Source: FedGLP-ADP, Algorithm 2 and the proof of Theorem 1.
@@ -167,7 +169,7 @@ def noisy_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, shar
 def raw_clip_weights(
     d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, step: float = 0.4
 ) -> Subject:
-    """FedGLP-ADP's clip weights: noise follows whether a layer's RAW norm grew, so the scale tells the worlds apart.
+    """Return FedGLP-ADP's clip weights: noise depends on whether a layer's RAW norm grew, so its scale distinguishes the worlds.
 
     Two layers of equal size; log-odds move by +-`step`, weights are renormalised, C_l^2 = C^2 w_l; the noise std is
     sqrt(2) C_l / z with z calibrated for (epsilon, delta) zero-out. The updates are zero in both worlds: only the scale differs.
@@ -188,7 +190,7 @@ def raw_clip_weights(
 def truncated_noise(
     d: int = 1000, epsilon: float = 4.0, delta: float = 1e-7, *, eta: float = 0.5, sensitivity: float = 1.0, spread: bool = False
 ) -> Subject:
-    """ALDP-FL's bounded noise: a Gaussian of the classical std, truncated to [-b, b] with b = (e^eps - eta) / (e^eps + eta).
+    """Return ALDP-FL's bounded noise: a Gaussian of the classical std, truncated to [-b, b], b = (e^eps - eta) / (e^eps + eta).
 
     Args:
         d: coordinates.
@@ -208,7 +210,7 @@ def truncated_noise(
 
 
 def truncated_gaussian(shift: Floats, sigma: float, bound: float, name: str = "truncated Gaussian") -> Subject:
-    """A zero update against `shift`, both with Gaussian noise of std `sigma` truncated to [-bound, bound] on each coordinate.
+    """Return a zero update against `shift`, with Gaussian noise of std `sigma` truncated to [-bound, bound] per coordinate.
 
     Args:
         shift: [d], difference of the two updates.
@@ -226,7 +228,7 @@ def truncated_gaussian(shift: Floats, sigma: float, bound: float, name: str = "t
 
 
 def unreachable_mass(shift: NDArray[np.float64], bound: float, sigma: float) -> float:
-    """Probability that truncated noise plus a shift leaves the support of the unshifted one: a floor for delta at every epsilon.
+    """Return the probability that truncated noise plus a shift leaves the unshifted support: a floor for delta at every epsilon.
 
     Args:
         shift: [d], |shift| <= 2 bound.

@@ -1,1 +1,1 @@
-"""Commands and progress, nothing else."""
+"""The command line: commands, and their output in the terminal."""

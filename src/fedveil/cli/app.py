@@ -1,4 +1,4 @@
-"""The command line: its commands, and output that nobody need read to the end."""
+"""The command-line program: its commands, its output streams, and the reporting of errors."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
 
 
-def patient(stream: TextIO | None) -> TextIO:
-    """The stream, made to outlive its reader and to write what its encoding lacks as a question mark; none was closed before."""
+def broken_pipe_safe(stream: TextIO | None) -> TextIO:
+    """Return a broken-pipe-safe version of the stream, which prints unencodable characters as `?`; None becomes /dev/null."""
     if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
         stream.reconfigure(errors="replace")
-    return cast(TextIO, _Patient(stream or open(os.devnull, "w", encoding="utf-8")))
+    return cast(TextIO, _BrokenPipeSafe(stream or open(os.devnull, "w", encoding="utf-8")))
 
 
 def standard_descriptors() -> None:
-    """Open those of input, output and errors that were closed (`>&-`): the next file opened would get their text."""
+    """Open standard descriptors that were closed (`>&-`); otherwise the next opened file would receive their text."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
-class _Patient:
-    """A stream that goes on silently once its reader has gone, as after `fedveil run ... | head -1`: a run must not end by it."""
+class _BrokenPipeSafe:
+    """Stream that discards output once its reader is gone, as after `fedveil run ... | head -1`, so that the run goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str, /) -> int:
-        """Write, or drop what nobody reads."""
+        """Write the text, or discard it if the reader is gone."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            self._to_nobody()
+            self._discard()
             return len(text)
         except OSError as error:
             raise OSError(error.errno, error.strerror, "what this program prints") from None
 
     def flush(self) -> None:
-        """Flush, or drop what nobody reads."""
+        """Flush, or discard the buffer if the reader is gone."""
         try:
             self._stream.flush()
         except BrokenPipeError:
-            self._to_nobody()
+            self._discard()
         except OSError as error:
             raise OSError(error.errno, error.strerror, "what this program prints") from None
 
-    def _to_nobody(self) -> None:
+    def _discard(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -66,11 +66,11 @@ class _Patient:
         return getattr(self._stream, name)
 
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators would only slow it down
 
 
 class _Commands(TyperGroup):
-    """The commands; for an unknown one the nearest are named once, where typer and click would each name them."""
+    """Group of all commands; for an unknown one the nearest names are listed once, where typer and click would each list them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -124,14 +124,14 @@ def _options(
 def main() -> None:
     """Run the program; a user's error is one line on stderr and exit status 2."""
     standard_descriptors()
-    sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
+    sys.stdout, sys.stderr = broken_pipe_safe(sys.stdout), broken_pipe_safe(sys.stderr)
     with end_alike() as signals:
         try:
             _require_text(sys.argv[1:])
             with whole_words():
                 app(prog_name="fedveil")
         except BaseException as error:
-            if signals:  # the command has said what is left, unless something else came of it
+            if signals:  # the command has reported the interruption, unless another error followed
                 if not isinstance(error, (KeyboardInterrupt, SystemExit)):
                     typer.echo(f"fedveil: interrupted; {one_line(str(error) or type(error).__name__)}", err=True)
                 sys.exit(128 + signals[0])
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _require_text(words: Sequence[str]) -> None:
-    """Refuse a name that no file and no page could hold."""
+    """Refuse an argument that cannot be the name of a file."""
     for word in words:
         if not any("\ud800" <= character <= "\udfff" for character in word):
             continue
@@ -155,7 +155,7 @@ def _require_text(words: Sequence[str]) -> None:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """A user's error in words; an empty string for a fault of fedveil's own, and for an exit that a command asked for."""
+    """Return a user's error as one line; empty for an internal fault of fedveil, and for an exit that a command requested."""
     if isinstance(error, FedveilError):
         return str(error)
     if isinstance(error, KeyboardInterrupt):
@@ -173,7 +173,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether it says so: errors of Python and numpy, of torch, and of the system, which has no room for a program or library."""
+    """Return whether the error reports a lack of memory: from Python, numpy, torch, or the system's program loader."""
     words = ("allocate memory", "out of memory", "can't start new thread")
-    said = isinstance(error, (RuntimeError, ImportError, OSError)) and any(word in str(error) for word in words)
-    return isinstance(error, MemoryError) or said
+    reported = isinstance(error, (RuntimeError, ImportError, OSError)) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or reported

@@ -33,7 +33,7 @@ from fedveil.statement.statement import Statement
 
 
 class _Speed(ProgressColumn):
-    """Steps a second."""
+    """Progress column with the steps per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if not task.speed else f"{task.speed:.0f} steps/s", style="progress.data.speed")
@@ -42,7 +42,7 @@ class _Speed(ProgressColumn):
 def attack_with_progress(
     target: Path, kind: str, options: AttackOptions, overrides: Sequence[str], out: Path | None, *, quiet: bool = False
 ) -> FinishedAttack:
-    """Attack with a progress bar on stderr."""
+    """Run an attack with a progress bar on stderr."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -53,7 +53,7 @@ def attack_with_progress(
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task(f"attack {kind}", total=None, what="preparing")
-        shown, stage = [0.0], [""]
+        updated, stage = [0.0], [""]
 
         def on_progress(done: int, total: int, what: str) -> None:
             first = what.split(" ")[0]
@@ -61,31 +61,31 @@ def attack_with_progress(
                 bar.reset(task, total=total)
             stage[0] = first
             now = time.monotonic()
-            if now - shown[0] > 0.1 or done == total:
-                shown[0] = now
+            if now - updated[0] > 0.1 or done == total:
+                updated[0] = now
                 bar.update(task, completed=done, total=total, what=what)
 
         return attack(target, kind, options, overrides=overrides, out=out, on_progress=on_progress)
 
 
-def render_attack(found: FinishedAttack, console: Console) -> None:
-    """Figures, assumptions and files of a finished attack."""
-    table = Table(title=f"Attack {found.kind}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in found.outcome.figures.items():
+def render_attack(result: FinishedAttack, console: Console) -> None:
+    """Print figures, assumptions and files of a finished attack."""
+    table = Table(title=f"Attack {result.kind}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in result.outcome.figures.items():
         table.add_row(name, f"[bold]{value}[/]")
     console.print(table)
     console.print()
-    for sentence in found.record["assumptions"]:
+    for sentence in result.record["assumptions"]:
         console.print(f"- {sentence}", highlight=False)
     console.print()
-    for file in found.files:
+    for file in result.files:
         console.print(str(file), highlight=False, soft_wrap=True)
 
 
 def audit_with_progress(
     target: Path, overrides: Sequence[str], n: int, confidence: float, canaries: int = 0, *, quiet: bool = False
 ) -> Statement:
-    """Audit a configuration file, or a run directory whose statement is then written anew; shows on stderr what is attacked.
+    """Audit a configuration file, or a run directory whose statement is then rewritten; show the current step on stderr.
 
     Raises:
         ConfigError: overrides for a run, whose configuration is fixed.
@@ -105,7 +105,7 @@ def audit_with_progress(
 
 
 def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: bool = False) -> Replayed:
-    """Replay a configuration; shows on stderr which data are played."""
+    """Replay a configuration; show the current data on stderr."""
     columns = TextColumn("replaying: {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
         task = progress.add_task("preparing", total=None)
@@ -116,16 +116,16 @@ def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: boo
         return replay(config, rounds=rounds, engine=engine, on_world=on_world)
 
 
-def render_replay(found: Replayed, console: Console) -> None:
-    """What was played, and each check with what it found."""
-    console.print(f"{found.method}, {found.scope}: {found.rounds} rounds, and again with these releases on neighbouring data:")
-    for world in found.worlds:
+def render_replay(run: Replayed, console: Console) -> None:
+    """Print the replayed data, and each check with its result."""
+    console.print(f"{run.method}, {run.scope}: {run.rounds} rounds, and again with these releases on neighbouring data:")
+    for world in run.worlds:
         console.print(f"  {escape(world)}")
-    width = max(len(check.check) for check in found.checks)
-    for check in found.checks:
+    width = max(len(check.check) for check in run.checks)
+    for check in run.checks:
         result = f"[red]{escape(check.finding)}[/red]" if check.finding else f"{check.holds} ({check.compared})"
         console.print(f"{check.check:<{width}}  {result}", soft_wrap=True, highlight=False)
-    if found.findings:
-        console.print(f"{len(found.findings)} of {len(found.checks)} checks failed: the guarantee does not hold", style="red")
+    if run.findings:
+        console.print(f"{len(run.findings)} of {len(run.checks)} checks failed: the guarantee does not hold", style="red")
     else:
         console.print("nothing was found that depends on private data by another way than the noisy numbers")

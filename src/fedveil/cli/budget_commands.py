@@ -19,35 +19,35 @@ from fedveil.experiment.run_directory import plain
 from fedveil.ledger.population_budget import PopulationBudget, Spending, percent
 
 
-def spending_values(budget: PopulationBudget, found: Spending) -> dict[str, Any]:
-    """Cap, spending and projects as JSON values; an epsilon without bound is the string `inf`."""
+def spending_values(budget: PopulationBudget, spent: Spending) -> dict[str, Any]:
+    """Return cap, spending and projects as JSON values; an infinite epsilon is the string `inf`."""
     cap, scope = budget.cap, budget.scope
     promise = {"epsilon": cap.epsilon, "delta": cap.delta, "order": getattr(cap, "order", None)}
-    values: dict[str, Any] = plain({"budget": str(budget.path), "cap": {**promise, **asdict(scope)}, **asdict(found)})
+    values: dict[str, Any] = plain({"budget": str(budget.path), "cap": {**promise, **asdict(scope)}, **asdict(spent)})
     return values
 
 
-def render_budget(budget: PopulationBudget, found: Spending, console: Console) -> None:
-    """Print the cap, a row for each project and one for all, and what is left."""
+def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -> None:
+    """Print the cap, a row for each project, one for all, and what is left."""
     delta = f"delta = {budget.cap.delta:g}"
     promise = escape(f"{budget.path}: {budget.cap.quotes}; {budget.scope}")
     console.print(f"[bold]Budget[/] {promise}", highlight=False, soft_wrap=True)
-    if not found.rows:
+    if not spent.rows:
         console.print(f"no release yet: all of epsilon = {budget.cap.epsilon:g} is left", highlight=False)
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("project", "runs", "rows", "epsilon alone", "part of the budget"):
         table.add_column(column, overflow="fold", justify="left" if column == "project" else "right")
-    for project in found.projects:
+    for project in spent.projects:
         numbers = (types.epsilon(project.epsilon), percent(project.spent))
         table.add_row(escape(project.name), str(project.runs), str(project.rows), *numbers)
     table.add_section()
-    runs = sum(project.runs for project in found.projects)
-    table.add_row("all together", str(runs), str(found.rows), types.epsilon(found.epsilon), percent(found.spent))
+    runs = sum(project.runs for project in spent.projects)
+    table.add_row("all together", str(runs), str(spent.rows), types.epsilon(spent.epsilon), percent(spent.spent))
     console.print(table)
-    whose = f" of client {found.most}, who has least left of the {found.clients} that took part" if found.clients else ""
-    left = f"left{whose}: {percent(max(0.0, 1 - found.spent))}"
-    console.print(f"{left}; one further project may have epsilon = {found.left:g} at {delta}", highlight=False, soft_wrap=True)
+    whose = f" of client {spent.most}, who has least left of the {spent.clients} that took part" if spent.clients else ""
+    left = f"left{whose}: {percent(max(0.0, 1 - spent.spent))}"
+    console.print(f"{left}; one further project may have epsilon = {spent.left:g} at {delta}", highlight=False, soft_wrap=True)
 
 
 budget_app = typer.Typer(
@@ -95,10 +95,10 @@ def show(path: Annotated[Path, typer.Argument(help="The budget.")], as_json: AsJ
     from fedveil.ledger.population_budget import open_budget, spending
 
     budget = open_budget(path)
-    found = spending(budget)
+    spent = spending(budget)
     if as_json:
-        print_json(spending_values(budget, found))
+        print_json(spending_values(budget, spent))
     else:
         from rich.console import Console
 
-        render_budget(budget, found, Console())
+        render_budget(budget, spent, Console())

@@ -1,4 +1,4 @@
-"""Options that several commands share, what the shell completes, and how commands print."""
+"""Options that several commands share, shell completion, and printing."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 
 
 def method_names(incomplete: str) -> list[str]:
-    """Names of methods."""
+    """Complete names of methods."""
     from fedveil.methods.method_registry import METHODS
 
     return _beginning(incomplete, METHODS)
 
 
 def preset_names(incomplete: str) -> list[str]:
-    """Names of presets."""
+    """Complete names of presets."""
     from fedveil.experiment.config_files import names
 
     return _beginning(incomplete, names())
 
 
 def data_set_names(incomplete: str) -> list[str]:
-    """Names of data sets."""
+    """Complete names of data sets."""
     from fedveil.data.catalogue import CATALOGUE
 
     return _beginning(incomplete, CATALOGUE)
 
 
 def method_lists(incomplete: str) -> list[str]:
-    """Names of methods separated by commas, of which the last is completed."""
+    """Complete the last name in a comma-separated list of methods."""
     before, comma, last = incomplete.rpartition(",")
     return [before + comma + name for name in method_names(last)]
 
 
 def override_items(incomplete: str) -> list[str]:
-    """`section.key=`; where it can be one key only whose values have names, `section.key=value`."""
+    """Complete `section.key=`; once the key is unique and its values have names, `section.key=value`."""
     from fedveil.experiment.config import Config, flat
 
     keys = [f"{key}=" for key in flat(Config().resolved()) if not key.startswith("method.") or key == "method.name"]
-    found = [key for key in keys if key.startswith(incomplete) or incomplete.startswith(key)]
-    return _beginning(incomplete, [found[0] + value for value in _values(found[0][:-1])] or found) if len(found) == 1 else found
+    fits = [key for key in keys if key.startswith(incomplete) or incomplete.startswith(key)]
+    return _beginning(incomplete, [fits[0] + value for value in _values(fits[0][:-1])] or fits) if len(fits) == 1 else fits
 
 
 def _values(key: str) -> list[str]:
-    """What a key of the configuration may be, where that has names."""
+    """Return the possible values of a configuration key, if these have names."""
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.partition_options import PARTITIONS
     from fedveil.experiment.config import Config
@@ -74,13 +74,13 @@ def _values(key: str) -> list[str]:
         return ["true", "false"]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [str(one.value) for one in kind]
-    inside = (word for one in get_args(kind) for word in (get_args(one) or (one,)))  # of an optional one, too
+    inside = (word for one in get_args(kind) for word in (get_args(one) or (one,)))  # also of an optional type
     return [word for word in inside if isinstance(word, str)]
 
 
 @contextlib.contextmanager
 def whole_words() -> Iterator[None]:
-    """Completion in bash, which breaks words at `=` and `:`, is asked for whole words; what it has of them is not repeated."""
+    """Adapt completion to bash, which splits words at `=` and `:`: join them, and print only what follows the last separator."""
     if os.environ.get("_FEDVEIL_COMPLETE") != "complete_bash":
         yield
         return
@@ -91,13 +91,13 @@ def whole_words() -> Iterator[None]:
         else:
             words.append(word)
     os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    has = words[-1][: max(words[-1].rfind("="), words[-1].rfind(":")) + 1]
+    prefix = words[-1][: max(words[-1].rfind("="), words[-1].rfind(":")) + 1]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
             yield
     finally:
-        print("\n".join(line.removeprefix(has) for line in printed.getvalue().splitlines()))
+        print("\n".join(line.removeprefix(prefix) for line in printed.getvalue().splitlines()))
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
@@ -105,7 +105,7 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 
 
 def flag(name: str, text: str, *, eager: Callable[[bool], None] | None = None) -> OptionInfo:
-    """An option that is on or off, which `--help` shows without the type that typer would print beside it."""
+    """Return an on-off option, without the type that typer would print in `--help`."""
     option: OptionInfo = typer.Option(name, help=text, metavar="", is_eager=eager is not None, callback=eager)
     return option
 
@@ -138,22 +138,22 @@ NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write to; 
 
 
 def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
-    """The overrides of `--set`, with that of `--seed`."""
+    """Return the overrides of `--set`, plus that of `--seed`."""
     return [*(overrides or []), *([] if seed is None else [f"run.seed={seed}"])]
 
 
 def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
-    """The configuration of a command, from a file or a preset; an unknown name in it is refused before torch is imported."""
+    """Load the configuration of a command, from a file or a preset; refuse unknown names before torch is imported."""
     from fedveil.experiment.config import require_known_names
     from fedveil.experiment.config_files import chosen, load_config
 
-    found = load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
-    require_known_names(found)
-    return found
+    loaded = load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
+    require_known_names(loaded)
+    return loaded
 
 
 def import_trusted(target: Path, trust_plugins: bool) -> None:
-    """Import the plugins of a run directory first, where the user trusts them."""
+    """Import the plugins of a run directory, if the user trusts them."""
     if trust_plugins:
         from fedveil.experiment.config_files import import_recorded
 

@@ -19,7 +19,7 @@ from fedveil.errors import nearest
 
 
 class _DataCommands(TyperGroup):
-    """The commands; what is none may be meant for the name of a data set."""
+    """Group of the data commands; for an unknown one it also suggests a data set with a similar name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -94,7 +94,7 @@ _OPTIONAL = {
     "flower": ("flwr", "clients on machines of their own"),
     "parquet": ("pyarrow", "tables in Parquet files"),
 }
-"""Extra of `pip install fedveil[...]`: the package that it brings, and what for."""
+"""Extras of `pip install fedveil[...]`, each with its package and purpose."""
 
 
 @commands.command()
@@ -111,7 +111,7 @@ def doctor() -> None:
 
     cores = available_cores()
     problem = gpu_problem()
-    here = [name for name in CATALOGUE if located(name)]
+    present = [name for name in CATALOGUE if located(name)]
     named = os.environ.get(ENVIRONMENT)
     print_table(
         [
@@ -120,7 +120,7 @@ def doctor() -> None:
             ("memory", _memory()),
             ("GPU", f"none ({problem})" if problem else torch.cuda.get_device_name(0)),
             ("disk", f"{shutil.disk_usage('.').free / 1e9:.1f} GB free here; {_writing()}"),
-            ("data", f"{ENVIRONMENT} is {named or 'not set'}; here: {', '.join(here)}; the others: fedveil data"),
+            ("data", f"{ENVIRONMENT} is {named or 'not set'}; here: {', '.join(present)}; the others: fedveil data"),
             *((f"[{extra}]", _part(extra, package, use)) for extra, (package, use) in _OPTIONAL.items()),
             ("ssh-keygen", "found" if shutil.which("ssh-keygen") else "not found: fedveil sign needs it"),
         ]
@@ -137,7 +137,7 @@ def _memory() -> str:
 
 
 def _writing() -> str:
-    """How long one small write takes until it is safe, the least of three; each round has at least one."""
+    """Describe how long a small synced write takes, the least of three; each round has at least one."""
     least = float("inf")
     try:
         with tempfile.NamedTemporaryFile(dir=".", prefix=".fedveil-") as file:

@@ -67,16 +67,16 @@ def certify(
     from fedveil.experiment.verification import headline, problems, verification
 
     with reading_progress() as progress:
-        found = verification(config, trust_plugins=trust_plugins, on_step=progress)
+        verified = verification(config, trust_plugins=trust_plugins, on_step=progress)
     statement = read_statement(config)
     if institution is not None:
-        print_for_institution(statement, institution, config, found)
+        print_for_institution(statement, institution, config, verified)
         return
     if not as_json:
-        lines = [headline(str(config), found), *problems(found)]
+        lines = [headline(str(config), verified), *problems(verified)]
         typer.echo("\n".join(f"> {line}  " for line in lines) + "\n" if markdown else "\n".join(lines))
-    _print_statement(statement, as_json, markdown, verification=verification_values(found))
-    if found.exit_status == 1:
+    _print_statement(statement, as_json, markdown, verification=verification_values(verified))
+    if verified.exit_status == 1:
         raise typer.Exit(1)
 
 
@@ -133,14 +133,14 @@ def replay(
     from fedveil.cli.attack_terminal import render_replay as render
     from fedveil.cli.attack_terminal import replay_with_progress
 
-    found = replay_with_progress(configuration(config, preset, overrides, trust_plugins), rounds, engine, quiet=as_json)
+    result = replay_with_progress(configuration(config, preset, overrides, trust_plugins), rounds, engine, quiet=as_json)
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
     else:
         from rich.console import Console
 
-        render(found, Console())
-    if found.findings:
+        render(result, Console())
+    if result.findings:
         raise typer.Exit(1)
 
 
@@ -179,15 +179,15 @@ def attack(
     from fedveil.experiment.run_directory import plain
 
     import_trusted(target, trust_plugins)
-    known = PUBLIC if knows is None else known_as(knows)
-    options = AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]
-    found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
+    knowledge = PUBLIC if knows is None else known_as(knows)
+    options = AttackOptions(images, batch, restarts, steps, seed, round, knowledge, defence)  # type: ignore[arg-type]
+    finished = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
     if as_json:
-        print_json(plain(found.record))
+        print_json(plain(finished.record))
     else:
         from rich.console import Console
 
-        render(found, Console())
+        render(finished, Console())
         _stale_report(target)
 
 
@@ -214,6 +214,6 @@ def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Pat
 
 
 def _stale_report(run: Path) -> None:
-    """Say that the page of a run does not yet show the new result."""
+    """Tell the user that a run's report does not yet show the new result."""
     if (run / "report.html").is_file():
         typer.echo(f"{run / 'report.html'} does not show this yet: `fedveil report {run}` writes the page anew")

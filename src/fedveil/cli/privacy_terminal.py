@@ -26,19 +26,19 @@ from fedveil.statement.institutions import Institution, for_institution, read_ru
 from fedveil.statement.statement import Statement
 from fedveil.verify import Verification
 
-_PATIENCE = 2.0
+_BAR_DELAY = 2.0
 """Seconds after which a bar appears."""
 
 
 @contextmanager
 def reading_progress() -> Iterator[Callable[[int, int], None]]:
-    """Gives a function of (rows read, all rows), which shows a bar on stderr once reading takes longer than two seconds."""
+    """Yield a function of (rows read, all rows), which shows a bar on stderr once reading takes longer than two seconds."""
     columns = TextColumn("reading the ledger"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     bar, start = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
     task = bar.add_task("")
 
     def progress(done: int, total: int) -> None:
-        if time.monotonic() - start > _PATIENCE:
+        if time.monotonic() - start > _BAR_DELAY:
             bar.start()
             bar.update(task, completed=done, total=total)
 
@@ -50,32 +50,32 @@ def reading_progress() -> Iterator[Callable[[int, int], None]]:
 
 
 MOST = 1000
-"""Rows of a table that somebody may read."""
+"""Largest number of rows in a printed table."""
 
 
 def totals(path: Path) -> list[dict[str, Any]]:
-    """One JSON-able row per client, unit, adjacency and view."""
+    """Return a JSON-able row per client, unit, adjacency and view."""
     return _read(path, -1)[0]
 
 
 def _read(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The first rows, or all (-1), and how many there are."""
+    """Return the first rows, or all (-1), and the number of all rows."""
     with reading_progress() as progress, Ledger.open(path, read_only=True, progress=progress) as ledger:
         rows: list[dict[str, Any]] = plain([asdict(t) for t in summary(ledger, most)])
         return rows, len(rows) if len(rows) < most else count_totals(ledger)
 
 
 def render_ledger(path: Path, console: Console) -> None:
-    """Print the totals as a table; what is the same in all rows stands above it."""
+    """Print the totals as a table; values that all rows share are printed above it."""
     rows, count = _read(path, MOST)
     console.print(f"[bold]Ledger[/] {escape(str(path))}", highlight=False)
     if not rows:
         console.print("no release yet")
         return
     shared = {k: rows[0][k] for k in rows[0] if all(row[k] == rows[0][k] for row in rows)}
-    known = ", ".join(f"{_name(k)} {_cell(k, v)}" for k, v in shared.items() if v not in (None, 0) or k.endswith("round"))
-    shown = f"all {count} rows" if count == len(rows) else f"the first {len(rows)} of {count} rows (--json gives all)"
-    console.print(escape(known if count == 1 else f"{shown}: {known}"), highlight=False)
+    common = ", ".join(f"{_name(k)} {_cell(k, v)}" for k, v in shared.items() if v not in (None, 0) or k.endswith("round"))
+    extent = f"all {count} rows" if count == len(rows) else f"the first {len(rows)} of {count} rows (--json gives all)"
+    console.print(escape(common if count == 1 else f"{extent}: {common}"), highlight=False)
     if len(shared) == len(rows[0]):
         return
     table = Table(box=box.SIMPLE_HEAD)
@@ -98,7 +98,7 @@ def _cell(column: str, value: Any) -> str:
 
 
 def print_plan(rows: Sequence[PlannedRow]) -> None:
-    """All ways, best first; those that cannot be had below, with one reason for each."""
+    """Print all possible plans, best first; below, one line for each reason why others are impossible."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("unit", "rounds", "clients", "noise multiplier", "R", "accuracy kept"):
         table.add_column(head, justify="left" if head == "unit" else "right")
@@ -118,37 +118,37 @@ _COLOURS = {"contradicted": "red", "unknown": "yellow", "verified": "green", "tr
 _STYLES = ("green", "red", "yellow")  # by exit status
 
 
-def verification_values(found: Verification) -> dict[str, Any]:
-    """Outcome, closing digest and findings as JSON values."""
-    findings = [finding._asdict() for finding in found.findings]
-    return {"outcome": found.outcome, "closing_digest": found.closing or None, "findings": findings}
+def verification_values(verified: Verification) -> dict[str, Any]:
+    """Return outcome, closing digest and findings as JSON values."""
+    findings = [finding._asdict() for finding in verified.findings]
+    return {"outcome": verified.outcome, "closing_digest": verified.closing or None, "findings": findings}
 
 
-def render_verification(path: Path, found: Verification, console: Console) -> None:
+def render_verification(path: Path, verified: Verification, console: Console) -> None:
     """Print the headline and every finding, contradictions first."""
-    style = f"bold {_STYLES[found.exit_status]}"
-    console.print(headline(str(path), found), style=style, markup=False, highlight=False, soft_wrap=True)
-    for kind, lines in lines_by_kind(found).items():
+    style = f"bold {_STYLES[verified.exit_status]}"
+    console.print(headline(str(path), verified), style=style, markup=False, highlight=False, soft_wrap=True)
+    for kind, lines in lines_by_kind(verified).items():
         console.print(f"\n{TITLES[kind]}", style=f"bold {_COLOURS[kind]}", highlight=False)
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_alone(institution: Institution | None, as_json: bool, markdown: bool) -> None:
-    """Refuse two formats at once."""
+    """Refuse two output formats at once."""
     if institution is not None and (as_json or markdown):
         raise ConfigError(f"--as {institution} has a format of its own: leave out --json and --markdown")
 
 
 def print_for_institution(
-    statement: Statement, institution: Institution, run: Path | None = None, found: Verification | None = None
+    statement: Statement, institution: Institution, run: Path | None = None, verified: Verification | None = None
 ) -> None:
-    """Print the text alone on stdout; what verification found of a run goes to stderr, and a contradicted run gets no text."""
-    if run is None or found is None:
+    """Print the text on stdout, and a run's verification on stderr; a contradicted run gets no text."""
+    if run is None or verified is None:
         typer.echo(for_institution(statement, institution), nl=False)
         return
-    typer.echo("\n".join([headline(str(run), found), *problems(found)]), err=True)
-    if found.exit_status == 1:
+    typer.echo("\n".join([headline(str(run), verified), *problems(verified)]), err=True)
+    if verified.exit_status == 1:
         typer.echo(f"no {institution} is written of a contradicted run", err=True)
         raise typer.Exit(1)
-    typer.echo(for_institution(statement, institution, read_run_figures(run, found.closing)), nl=False)
+    typer.echo(for_institution(statement, institution, read_run_figures(run, verified.closing)), nl=False)

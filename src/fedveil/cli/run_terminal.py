@@ -1,4 +1,4 @@
-"""A run in the terminal: progress while it trains, then accuracy, the privacy statement and where the run lies."""
+"""A run in the terminal: progress during training, then accuracy, the privacy statement and the run's location."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
 
         try:
             with _no_empty_bar(bar, task):
-                result = run(config, out, on_round, resume=resume, track=() if quiet else (_Verdict(bar.console),))
+                result = run(config, out, on_round, resume=resume, track=() if quiet else (_LearnabilityCheck(bar.console),))
         except KeyboardInterrupt as stop:
             bar.stop()
             Console(stderr=True).print(*getattr(stop, "__notes__", ["interrupted"]), highlight=False, soft_wrap=True)
@@ -63,8 +63,8 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
 
 
 @dataclass(frozen=True)
-class _Verdict:
-    """Follows a run to say before training whether the noise leaves anything to learn from."""
+class _LearnabilityCheck:
+    """Tracker that prints before training whether the noise leaves anything to learn from."""
 
     console: Console
     name: str = "the verdict before training"
@@ -73,14 +73,14 @@ class _Verdict:
         render_verdict(begun.statement, self.console)
 
     def round(self, record: Row) -> None:
-        """Nothing; the progress bar has it."""
+        """Do nothing; the progress bar shows the round."""
 
     def end(self, status: Status) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def twin_with_progress(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
-    """Measure twin runs with a progress bar."""
+    """Measure coupled runs with a progress bar."""
     console = Console()
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
@@ -95,7 +95,7 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
 
 @contextmanager
 def _no_empty_bar(bar: Progress, task: TaskID) -> Iterator[None]:
-    """An error before the first round takes the bar away."""
+    """Hide the bar if an error occurs before the first round."""
     try:
         yield
     except FedveilError:
@@ -106,7 +106,7 @@ def _no_empty_bar(bar: Progress, task: TaskID) -> Iterator[None]:
 def _summary(result: Result, console: Console) -> None:
     main = result.columns.main
     curve = [float(r[main.name]) for r in result.history if main.name in r]
-    files = _drawn(result) if curve else []  # first, so that nothing is missing if nobody reads to the end
+    files = _drawn(result) if curve else []  # first, so that nothing is missing if the reader of the output stops early
     if result.ended:
         what = "Ended early:" if result.ended.startswith(ALL_FAILED) else "The budget is spent:"
         console.print(f"[bold yellow]{what}[/] {escape(result.ended)}", highlight=False)
@@ -130,8 +130,8 @@ def _summary(result: Result, console: Console) -> None:
 
 
 def _drawn(result: Result) -> list[str]:
-    """Draw the curves and write the report; a line for each."""
-    # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
+    """Draw the curves and write the report; return a line for each."""
+    # Importing the drawing code takes as long as a first round of training, so it is imported only if there is something to draw.
     from fedveil.report.figures import plot_curves
     from fedveil.report.report import write_report
 
@@ -145,7 +145,7 @@ def _drawn(result: Result) -> list[str]:
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Values as a line of blocks, from 0 to 1 or to their largest; what is below 0 or not finite shows as none."""
+    """Return values as a line of blocks, scaled from 0 to 1 or to the maximum; negative or non-finite values show as none."""
     top = max(1.0, *(v for v in values if math.isfinite(v))) if any(map(math.isfinite, values)) else 1.0
     values = [v / top if math.isfinite(v) else 0.0 for v in values]
     if len(values) > width:

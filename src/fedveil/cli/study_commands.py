@@ -91,14 +91,14 @@ def reproduce(
     from fedveil.studies.reproduce.reproduction import ReproductionSpec
 
     if recipe is None:
-        found: Any = print_recipes(data_dir, as_json)
+        rows: Any = print_recipes(data_dir, as_json)
     else:
         spec = ReproductionSpec(
             recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []), against
         )
-        found = reproduce_with_progress(spec, out, jobs, as_json)
+        rows = reproduce_with_progress(spec, out, jobs, as_json)
     if as_json:
-        print_json(found)
+        print_json(rows)
 
 
 @commands.command()
@@ -154,7 +154,7 @@ def tune(
 
 
 def _labels_by_axis(texts: list[str]) -> dict[str, list[str]]:
-    """Labels by axis, from `axis=label` each."""
+    """Return labels by axis, from items `axis=label`."""
     chosen: dict[str, list[str]] = {}
     for text in texts:
         axis, sign, label = text.partition("=")

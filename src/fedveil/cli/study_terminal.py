@@ -45,7 +45,7 @@ CHECKING = "checking what each method can promise"
 
 
 class LiveTable:
-    """Methods down, guarantees across; each cell shows the seeds that are done, their accuracy and the rounds that run.
+    """Live table with a row per method and a column per guarantee; each cell shows finished seeds, accuracy and running rounds.
 
     Args:
         planned: the rows. states: of their cells, before anything runs.
@@ -60,12 +60,12 @@ class LiveTable:
         self._names = short_names(list(dict.fromkeys(row.method for row in planned)))
 
     def change(self, state: CellState, left: float | None) -> None:
-        """Take note of a cell, and of the seconds that are left."""
+        """Update a cell and the estimate of the remaining seconds."""
         self.states[state.cell.name], self.left = state, left
         self.since = time.monotonic()
 
     def __rich__(self) -> Group:
-        """The table and the line below it."""
+        """Return the table and the line below it."""
         columns = sorted({row.epsilon for row in self.planned})
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("method")
@@ -109,7 +109,7 @@ class LiveTable:
 
 
 class _TableListener(ComparisonListener):
-    """Shows the live table; where the output is no terminal, one line a finished run."""
+    """Listener that shows the live table, or one line per finished run if the output is not a terminal."""
 
     def __init__(self, live: Live) -> None:
         self.live, self.rows, self.table = live, list[Planned](), LiveTable([], [])
@@ -134,37 +134,37 @@ class _TableListener(ComparisonListener):
 
 
 def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None) -> int:
-    """Compare with a live table, print the result, and leave the files.
+    """Compare with a live table, print the result, and write the files.
 
     Returns:
-        The exit status: 1 if a run failed, or if one of those that are compared is contradicted.
+        The exit status: 1 if a run failed, or if a compared run is contradicted.
     """
     console, folder = Console(), out or default_out(spec.config)
     with Live(Text(CHECKING), console=console, refresh_per_second=4, transient=True) as live:
         try:
-            found = compare(spec, folder, jobs, _TableListener(live))
+            comparison = compare(spec, folder, jobs, _TableListener(live))
         except KeyboardInterrupt:
             console.print(f"interrupted; the same command goes on where it was (--out {folder})", highlight=False, soft_wrap=True)
             raise
         live.update(Text("verifying the runs, writing tables and pictures"))
-        checked = check_runs(found)
-        paths = write_files(found, checked)
-    render_comparison(found, console)
+        checked = check_runs(comparison)
+        paths = write_files(comparison, checked)
+    render_comparison(comparison, console)
     for line in outcome_lines(checked):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for what in ("page", "picture", "table"):
         if what in paths:
             console.print(f"{what}: {paths[what]}", highlight=False, soft_wrap=True)
-    return int(bool(found.failed) or any(run.exit_status == 1 for run in checked.values()))
+    return int(bool(comparison.failed) or any(run.exit_status == 1 for run in checked.values()))
 
 
-def render_comparison(found: Comparison, console: Console) -> None:
-    """Print the ranked tables, what went wrong, and what the numbers rest on."""
-    names = found.names
-    console.print(f"\n[bold]{escape(found.what[0].upper() + found.what[1:])}[/]: mean ± sample standard deviation over seeds")
-    for (partition, at), block in found.blocks.items():
+def render_comparison(done: Comparison, console: Console) -> None:
+    """Print the ranked tables, the problems, and the assumptions of the numbers."""
+    names = done.names
+    console.print(f"\n[bold]{escape(done.what[0].upper() + done.what[1:])}[/]: mean ± sample standard deviation over seeds")
+    for (partition, at), block in done.blocks.items():
         table = Table(
-            title=escape(guarantee(partition, at, found.by)),
+            title=escape(guarantee(partition, at, done.by)),
             title_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
@@ -179,12 +179,12 @@ def render_comparison(found: Comparison, console: Console) -> None:
             table.add_row(*_row_cells(row, names[row.method]), style="bold" if row.rank == 1 else "")
         if table.row_count:
             console.print(table)
-    for line, where in found.problems.items():
+    for line, where in done.problems.items():
         console.print(f"[yellow]{escape(line)}[/] [dim]({escape(', '.join(where))})[/]", highlight=False)
     console.print()
-    for sentence in found.sentences:
+    for sentence in done.sentences:
         console.print(escape(sentence), highlight=False, style="dim")
-    if resting := found.assumptions.items:
+    if resting := done.assumptions.items:
         console.print(
             f"The proven numbers rest on {len(resting)} assumption{'s' * (len(resting) > 1)}: see compare.md.", style="dim"
         )
@@ -197,7 +197,7 @@ def _row_cells(row: Row, name: str) -> list[str | Text]:
 
 
 def split_list(text: str) -> list[str]:
-    """What stands between commas; commas in brackets or braces do not count."""
+    """Split a text at commas, except those in brackets or braces."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{(") - (character in ")}]")
@@ -209,7 +209,7 @@ def split_list(text: str) -> list[str]:
 
 
 def epsilons_of(text: str) -> list[float]:
-    """The numbers of `--epsilon`."""
+    """Return the numbers of `--epsilon`."""
     return [_number(part) for part in split_list(text)]
 
 
@@ -226,24 +226,24 @@ Listed = dict[str, Any]
 
 
 def listed(data_dir: Path | None = None) -> list[Listed]:
-    """Every recipe: what it is, how much of it can be run, what it needs, about how long it takes."""
-    there = cache(lambda name: presence(name, None if data_dir is None else str(data_dir)))
-    return [_listed(name, load_recipe(name), there) for name in recipe_names()]
+    """Return a row for every recipe: description, number of runnable rows, required data, estimated time."""
+    presence_of = cache(lambda name: presence(name, None if data_dir is None else str(data_dir)))
+    return [_listed(name, load_recipe(name), presence_of) for name in recipe_names()]
 
 
 def print_recipes(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     """Print the list of recipes, unless only its rows are wanted."""
     console = Console(stderr=as_rows)
     with console.status("looking for data sets, timing two small networks"):
-        found = listed(data_dir)
+        recipes = listed(data_dir)
     if as_rows:
-        return found
+        return recipes
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("recipe", no_wrap=True)
     table.add_column("what")
     for heading in ("rows", "small", "paper's"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in found:
+    for one in recipes:
         table.add_row(*_recipe_cells(one), style=None if one["runnable"] else "dim")
     console.print(table)
     console.print(
@@ -252,21 +252,21 @@ def print_recipes(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
         "machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
         highlight=False,
     )
-    return found
+    return recipes
 
 
 def _recipe_cells(one: Listed) -> list[str]:
-    """A line of the printed list: recipe, what it is and which data it needs, rows, costs."""
+    """Return a line of the printed list: recipe, description and required data, rows, costs."""
     data: dict[str, list[str]] = {}
-    for name, there in one["data"].items():
-        data.setdefault(there, []).append(name)
-    needs = "; ".join(f"{', '.join(names)} {there}" for there, names in data.items())
+    for name, where in one["data"].items():
+        data.setdefault(where, []).append(name)
+    needs = "; ".join(f"{', '.join(names)} {where}" for where, names in data.items())
     what = f"{one['table']}: {one['title']}" + (f"\n[dim]{needs}[/]" if needs else "")
     costs = [one[scale].removeprefix("about ") for scale in ("small", "full")] if one["runnable"] else ["cannot run", ""]
     return [one["recipe"], what, f"{one['runnable']}/{one['runnable'] + one['missing']}", *costs]
 
 
-def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> Listed:
+def _listed(name: str, recipe: Recipe, presence_of: Callable[[str], Presence]) -> Listed:
     every = rows(recipe)
     runnable = [row for row in every if not row.missing]
     needed = dict.fromkeys(job_of(recipe, row, "paper").config.data.name for row in runnable)
@@ -280,14 +280,14 @@ def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> List
         "small_rows": sum(kept(recipe, row, "small") for row in runnable),
         "missing": len(every) - len(runnable),
         "reasons": dict(reasons),
-        "data": {data: there(data) for data in needed},
+        "data": {data: presence_of(data) for data in needed},
         "small": spoken(seconds_of(recipe, "small")) if runnable else "",
         "full": spoken(seconds_of(recipe, "paper")) if runnable else "",
     }
 
 
 class _ProgressListener(RecipeListener):
-    """Shows what will run, then a progress bar over the rounds of all runs, then over the measurements."""
+    """Listener that prints what will run, then shows a progress bar over all rounds, then over the measurements."""
 
     def __init__(self, spec: ReproductionSpec, bar: Progress) -> None:
         self.spec, self.bar, self.rounds = spec, bar, dict[str, int]()
@@ -319,7 +319,7 @@ class _ProgressListener(RecipeListener):
 
 
 def reproduce_with_progress(spec: ReproductionSpec, out: Path, jobs: int | None, as_rows: bool = False) -> dict[str, Any]:
-    """Run a recipe with a progress bar; print ours beside theirs, and leave the results in files."""
+    """Run a recipe with a progress bar, print our numbers next to the paper's, and write the results to files."""
     console = Console(stderr=as_rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -333,7 +333,7 @@ def reproduce_with_progress(spec: ReproductionSpec, out: Path, jobs: int | None,
 
 
 def render_reproduction(done: Reproduction, console: Console) -> None:
-    """Title, scale, ours beside theirs, remarks."""
+    """Print title, scale, our numbers next to the paper's, and remarks."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     head = header(done)
     for i, name in enumerate(head):
@@ -348,7 +348,7 @@ def render_reproduction(done: Reproduction, console: Console) -> None:
 
 
 class Lines(Listener):
-    """A line for each run that ends. scores: with its score on the test set."""
+    """Listener that prints a line for each run that ends. scores: whether to print its score on the test set."""
 
     def __init__(self, *, scores: bool = True) -> None:
         self.done, self.scores = 0, scores
@@ -361,7 +361,7 @@ class Lines(Listener):
 
 
 def tune_with_table(spec: TuningSpec, out: Path, jobs: int | None) -> None:
-    """Run the grid, print all settings, best first, and what was chosen."""
+    """Run the grid, and print all settings, best first, and the chosen one."""
     tuned = tune_on(spec, out, jobs, Lines())
     Console().print(_table(spec, tuned))
     runs = len(tuned.trials) * spec.seeds
@@ -373,25 +373,25 @@ def tune_with_table(spec: TuningSpec, out: Path, jobs: int | None) -> None:
 
 
 def search_privately(spec: SearchSpec, out: Path, selection: Selection) -> None:
-    """Search, and print what was released: nothing before the end, and nothing that tells how many runs there were."""
+    """Search, and print the release: nothing before the end, and nothing that reveals the number of runs."""
     typer.echo("searching; nothing is shown before the end, since it would tell how many runs there were", err=True)
     path, statement = private_search(spec, out, selection)
     typer.echo(f"{statement.notes[0]}\n{path} is the run: fedveil verify {path}, fedveil certify {path}")
 
 
 def look_with_table(spec: SearchSpec, out: Path, jobs: int | None) -> None:
-    """Run every setting on the private data, print all of them, best first, and what they cost together."""
-    found = look_at_all(spec, out, jobs, Lines(scores=spec.score_noise is None))
+    """Run every setting on the private data; print all of them, best first, and their total cost."""
+    results = look_at_all(spec, out, jobs, Lines(scores=spec.score_noise is None))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for key in spec.grid:
         table.add_column(key)
     table.add_column("score by the clients, with noise" if spec.score_noise else "score on the test set", justify="right")
-    for one in found:
+    for one in results:
         table.add_row(*(escape(f"{value}") for value in one.setting.values()), f"{one.score:.4g}")
     Console().print(table)
-    statement = found[0].state.statement
+    statement = results[0].state.statement
     assert statement is not None
-    typer.echo(f"{statement.notes[0]}\n{found[0].state.path} is the best of them: fedveil verify {found[0].state.path}")
+    typer.echo(f"{statement.notes[0]}\n{results[0].state.path} is the best of them: fedveil verify {results[0].state.path}")
 
 
 def _table(spec: TuningSpec, tuned: Tuned) -> Table:

@@ -1,4 +1,4 @@
-"""Commands that show, verify and sign what a run left, and list what is available."""
+"""Commands that show, verify and sign finished runs, and list what is available."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def report(
     from fedveil.report.privacy_section import outcome_lines
     from fedveil.report.report import write_report
 
-    shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
+    reported = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
     for run in runs:
-        if run not in shown:
+        if run not in reported:
             typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)
     with reading_progress() as progress:
-        checked = {path: verification(path, trust_plugins=trust_plugins, on_step=progress) for path in shown}
-        page = write_report(shown, out, progress, checked)
+        checked = {path: verification(path, trust_plugins=trust_plugins, on_step=progress) for path in reported}
+        page = write_report(reported, out, progress, checked)
     for line in outcome_lines(checked):
         typer.echo(line)
     typer.echo(f"report: {page} (open it in a browser; it needs no network)")
@@ -127,16 +127,16 @@ def verify(
         raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
     signer = None if signers is None or identity is None else Signer(identity, signers)
     with reading_progress() as progress:
-        found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
+        verified = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
     if against is not None:
         from fedveil.deploy.client_ledger import compared
 
-        found = found._replace(findings=(*found.findings, *compared(run, against)))
+        verified = verified._replace(findings=(*verified.findings, *compared(run, against)))
     if as_json:
-        print_json({"run": str(run), **verification_values(found)})
+        print_json({"run": str(run), **verification_values(verified)})
     else:
-        render_verification(run, found, Console())
-    raise typer.Exit(found.exit_status)
+        render_verification(run, verified, Console())
+    raise typer.Exit(verified.exit_status)
 
 
 @commands.command()

@@ -1,1 +1,1 @@
-"""Runs over several machines, on Flower: wire format, consent and ledger at the client, the processes of server and client."""
+"""Runs over several machines, on Flower: wire format, client consent and ledger, server and client processes."""

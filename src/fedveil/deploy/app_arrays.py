@@ -1,9 +1,8 @@
-"""The model of somebody's Flower app: the arrays of an instruction as one flat vector, what training moved, and back.
+"""The model of a third-party Flower app: the arrays of an instruction as one flat vector, the update, and back.
 
-What is released is chosen the first time, from the instruction alone, which the server knows, and stays chosen: every array of
-finite floating-point numbers, except those that count batches. Everything else, such as buffers of integers and masks of infinite
-values, is sent as it was received. Names, order, shapes and types of what is sent are those of the instruction, whatever a train
-function answers.
+The first instruction alone, which the server knows, determines what is released: every array of finite floating-point numbers,
+except those that count batches. Everything else, such as integer buffers and masks of infinite values, is sent back as received.
+Names, order, shapes and types of the reply are those of the instruction, whatever a train function returns.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNTOUCHED = ("num_batches_tracked",)
-"""Last parts of names of arrays that are no parameters; Flower's FedAvg turns them from integers to floats."""
+"""Last name parts of arrays that are not parameters; Flower's FedAvg turns them from integers into floats."""
 
 _LARGEST, _HEADER = 16, 4096
-"""Bytes of a number, and of what precedes them: more is not opened."""
+"""Limits in bytes, per number and for the header; larger arrays are not opened."""
 _ROUNDING = 1e-6
-"""By how much an average of equal integers may differ from them, relative to 1 or to the larger of them."""
+"""Tolerance for an average of equal integers, relative to 1 or to the larger of them."""
 _LAST_PLACES = 4096
-"""By how many units in the last place an average of equal integers may differ from them."""
+"""Tolerance for an average of equal integers, in units in the last place."""
 _SHOWN = 6
 
 
 class Misfit(UpdateRefused):
-    """A reply with other arrays than those of the instruction, whatever their values."""
+    """Raised for a reply whose arrays differ from those of the instruction, regardless of their values."""
 
 
 class Kind(NamedTuple):
-    """An array as it was the first time.
+    """An array as first received.
 
-    released: whether what training moves of it is; None where it is refused, since training moves what cannot be released.
-    integers: its values, if they are integers, in base 64 of their compressed bytes: floats do not hold all of them.
+    released: whether its update is released; None if the array is refused, since training changes it and it cannot be released.
+    integers: its values, if they are integers, in base 64 of their compressed bytes, because floats do not represent all of them.
     """
 
     dtype: str
@@ -55,27 +54,27 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, array: NDArray[Any], released: bool) -> Kind:
-        """That of an array that is seen for the first time."""
+        """Return the kind of an array that is received for the first time."""
         integers = b64encode(zlib.compress(array.tobytes(), 1)).decode() if array.dtype.kind in "iu" else ""
         return cls(array.dtype.str, array.shape, released, integers)
 
     @property
     def first(self) -> NDArray[Any]:
-        """The integers of the first time."""
+        """Return the integers as first received."""
         return np.frombuffer(zlib.decompress(b64decode(self.integers)), self.dtype).reshape(self.shape)
 
 
 Kinds = Mapping[str, Kind]
-"""The arrays of a model by name, as they were the first time."""
+"""Kinds of a model's arrays by name."""
 
 
 @dataclass(frozen=True)
 class AppArrays:
-    """The arrays that a round starts from, by name.
+    """Arrays at the start of a round, by name.
 
     Args:
-        kinds: what they were the first time.
-        untouched: last parts of names of arrays that are sent as they were received, whatever their type.
+        kinds: the arrays as first received.
+        untouched: last name parts of arrays that are sent back as received, whatever their type.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -86,13 +85,13 @@ class AppArrays:
     def of(
         cls, record: Any, untouched: Sequence[str] = UNTOUCHED, known: Sequence[Kinds] = (), *, late: bool = False
     ) -> AppArrays:
-        """Those of an ArrayRecord, copied; integers that a strategy turned into floats since the first time are integers again.
+        """Copy the arrays of an ArrayRecord; integers that a strategy has turned into floats become integers again.
 
         Args:
-            known: models of this run that were seen before. late: the run has had rounds that nobody here saw.
+            known: earlier models of this run. late: whether the run has had rounds in which this client was not asked.
 
         Raises:
-            ConfigError: there is none to train, some are complex or no numbers, or some that were finite no longer are.
+            ConfigError: no array can be trained, some are complex or not numeric, or finite ones have become non-finite.
         """
         arrays = {name: array.numpy() for name, array in record.items()}
         if wrong := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
@@ -111,12 +110,12 @@ class AppArrays:
             raise ConfigError(
                 f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged"
             )
-        found = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
-        if not any(array.size for array in map(found.arrays.__getitem__, found._released)):
+        made = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
+        if not any(array.size for array in map(made.arrays.__getitem__, made._released)):
             raise ConfigError(
-                f"the model has no array of finite floating-point numbers to release; it has {list(found.arrays)[:_SHOWN]}"
+                f"the model has no array of finite floating-point numbers to release; it has {list(made.arrays)[:_SHOWN]}"
             )
-        return found
+        return made
 
     @property
     def _released(self) -> list[str]:
@@ -124,25 +123,25 @@ class AppArrays:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of what is released."""
+        """Return the layout of the released arrays."""
         return Layout.of({name: self.arrays[name].shape for name in self._released})
 
     @property
     def norm(self) -> float:
-        """The L2 norm of what is released, where this round starts."""
+        """Return the L2 norm of the released arrays at the start of the round."""
         with np.errstate(all="ignore"):
             return float(np.sqrt(sum(float(np.square(self.arrays[n], dtype=np.float64).sum()) for n in self.layout.names)))
 
     @property
     def record(self) -> Any:
-        """The arrays as an ArrayRecord."""
+        """Return the arrays as an ArrayRecord."""
         return self._record({})
 
     def update(self, content: Any) -> Tensor:
-        """What training moved [d], from the content of a train function's reply.
+        """Return the update [d] in the content of a train function's reply.
 
         Raises:
-            Misfit: the reply has no such arrays.
+            Misfit: the reply lacks such arrays.
         """
         record = self._replied(content)
         large = [n for n in self.layout.names if len(record[n].data) > _LARGEST * self.arrays[n].size + _HEADER]
@@ -158,35 +157,35 @@ class AppArrays:
             return torch.from_numpy(np.concatenate([part.reshape(-1).astype(np.float32) for part in moved]))
 
     def refilled(self, content: Any) -> list[str]:
-        """Names of float arrays with NaN or infinite values that a reply has with others: no buffers that stay as they are."""
-        record, found = self._replied(content), []
+        """Return names of unreleased float arrays with NaN or infinite values that a reply has changed: they are not constant."""
+        record, changed = self._replied(content), []
         for name, kind in self.kinds.items():
             before = self.arrays[name]
             if kind.released or before.dtype.kind != "f" or _last(name) in self.untouched or np.isfinite(before).all():
                 continue
             if name in record and not np.array_equal(record[name].numpy(), before, equal_nan=True):
-                found.append(name)
-        return found
+                changed.append(name)
+        return changed
 
     @property
     def nothing(self) -> Tensor:
-        """An update of zero [d], in the place of one that may not leave, on the CPU whatever an app has set."""
+        """Return a zero update [d], replacing one that may not be released, on the CPU whatever device an app has set."""
         return torch.from_numpy(np.zeros(self.layout.dimension, np.float32))
 
     def moved(self, step: Tensor) -> Any:
-        """The arrays after a released step [d], as an ArrayRecord in the order of the instruction."""
+        """Return the arrays after a released step [d], as an ArrayRecord in the order of the instruction."""
         parts = dict(zip(self.layout.names, self.layout.split(step), strict=True))
         return self._record({name: self._stepped(name, part.numpy()) for name, part in parts.items()})
 
     def as_sent(self, record: Any) -> Any:
-        """What a strategy made of such arrays, in their types, and with everything that is not released as it was."""
+        """Return a strategy's new arrays in their original types, with all unreleased arrays as they were."""
         return self._record({name: record[name].numpy().astype(self.arrays[name].dtype) for name in self.layout.names})
 
     def _replied(self, content: Any) -> Any:
-        """The one ArrayRecord of a reply, which has all that is released.
+        """Return the one ArrayRecord of a reply, which must have all released arrays.
 
         Raises:
-            Misfit: the message has the names on both sides.
+            Misfit: the message names the arrays on both sides.
         """
         try:
             records = dict(content.array_records)
@@ -209,11 +208,11 @@ class AppArrays:
     def _record(self, changed: Mapping[str, NDArray[Any]]) -> Any:
         from flwr.app import Array, ArrayRecord
 
-        return ArrayRecord({name: Array(np.asarray(changed.get(name, kept))) for name, kept in self.arrays.items()})
+        return ArrayRecord({name: Array(np.asarray(changed.get(name, before))) for name, before in self.arrays.items()})
 
 
 def not_constant(names: Sequence[str]) -> ConfigError:
-    """The refusal of a model of which training changes what cannot be released."""
+    """Return the error for a model in which training changes arrays that cannot be released."""
     return ConfigError(
         f"the model came with NaN or infinite values in {list(names)[:_SHOWN]}, and training changed these arrays: only a "
         f"constant one goes back as it came; nothing was charged: start from finite values"
@@ -225,10 +224,10 @@ def _last(name: str) -> str:
 
 
 def _first_kinds(arrays: Mapping[str, NDArray[Any]], untouched: tuple[str, ...], *, late: bool) -> dict[str, Kind]:
-    """What is released of a model that is seen for the first time.
+    """Determine the kinds of a model's arrays when they are first received.
 
-    A client that is asked for the first time in a later round may be sent integers as floats: a strategy averaged them. Whole
-    numbers in double precision are taken for these, unless all that was sent are.
+    A client that is first asked in a later round may be sent integers as floats, because a strategy averaged them. Whole numbers
+    in double precision are taken for integers, unless everything that was sent is whole.
     """
     released = {n for n, a in arrays.items() if a.dtype.kind == "f" and _last(n) not in untouched and bool(np.isfinite(a).all())}
     whole = {n for n in released if late and arrays[n].dtype == np.float64 and _is_whole(arrays[n])}
@@ -241,9 +240,9 @@ def _is_whole(array: NDArray[Any]) -> bool:
 
 
 def _as_first(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
-    """An array in the type of the first time, if it was one of integers then, and that loses nothing but a rounding.
+    """Return an array in its first type, if that was an integer type and nothing but rounding is lost.
 
-    Integers that still are, up to rounding, what they were the first time are these.
+    Integers that equal their first values up to rounding become exactly these.
     """
     dtype = np.dtype(kind.dtype)
     if kind.released:
@@ -259,5 +258,5 @@ def _as_first(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
             same = np.abs(array - before) <= _LAST_PLACES * np.spacing(np.abs(before))
     if not np.all(fits | same):
         return array
-    found = np.where(fits, whole, 0).astype(dtype)
-    return np.where(same, kind.first, found) if kind.integers else found
+    restored = np.where(fits, whole, 0).astype(dtype)
+    return np.where(same, kind.first, restored) if kind.integers else restored

@@ -1,11 +1,11 @@
-"""Flower's grid, but that an answer which cannot be read is an error of its sender alone, and that it outlives the SuperLink.
+"""Wrappers of Flower's grid: unreadable answers become errors of their senders, and a restarted SuperLink is tolerated.
 
-Flower's own grid takes all answers at once, and raises where one of them is no message; the others are lost then, and with them
-the run. What a machine sends is stored unread, so that whoever was admitted could end a run by a few bytes. It also waits, up to
-two hours, for the rest of an answer of which a part has come; here that answer is not there yet, as one of which nothing has.
+Flower's own grid reads all answers at once, and raises if one of them is not a message; the others, and the run, are then lost.
+Answers are stored unread, so any admitted client could end a run with a few bytes. Flower's grid also waits up to two hours for
+the rest of an answer that has partly arrived; here such an answer counts as not yet arrived.
 
-A SuperLink has all that it knows in memory. When it is started again after it has ended, a new run of Flower is begun there, and
-the messages that were under way are lost to their senders as those of a machine that is gone: they are sent again.
+A SuperLink has its whole state in memory. After a restart a new run of Flower is started there. Messages that were in transit are
+reported as lost, like those of a machine that is gone, and are sent again.
 """
 
 from __future__ import annotations
@@ -20,53 +20,54 @@ _log = logging.getLogger(__name__)
 
 
 class RunLost(Exception):
-    """The SuperLink does not know the run: it was started again."""
+    """Raised if the SuperLink does not know the run, because it was restarted."""
 
 
 class _NotYet(Exception):
-    """A part of an answer has not come yet."""
+    """Raised if a part of an answer has not arrived yet."""
 
 
 class CarefulGrid:
-    """A grid of Flower, whose answers are read one by one, each when all of it is there.
+    """Grid that reads answers one by one, each when all of it has arrived.
 
     Args:
-        lost: whether an error says that the SuperLink does not know the run; RunLost is raised then.
+        lost: whether an error means that the SuperLink does not know the run; RunLost is then raised.
     """
 
     def __init__(self, grid: Any, lost: Callable[[BaseException], bool] = lambda problem: False) -> None:
         self.grid, self._lost = grid, lost
-        self._coming = dict[str, tuple[Any, Any, _Handing]]()
+        self._coming = dict[str, tuple[Any, Any, _CachedParts]]()
 
     def get_nodes(self) -> Iterable[Any]:
-        """As Flower's."""
-        with self._known():
+        """Return the nodes, as Flower's grid does."""
+        with self._run_checked():
             nodes: Iterable[Any] = self.grid.get_nodes()
             return nodes
 
     def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
-        """As Flower's."""
-        with self._known():
+        """Send messages, as Flower's grid does."""
+        with self._run_checked():
             pushed: Iterable[str] = self.grid.push_messages(messages)
             return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        """As Flower's, with an error in the place of an answer that cannot be read, or that names another message than asked.
+        """Return answers as Flower's grid does, with an error for each that cannot be read or that names another message.
 
-        Flower says once that an answer has begun to come: its parts are kept until the last one is there, or nobody asks for it.
+        Flower announces an answer only once, when it begins to arrive: its parts are cached until the last one is there, or until
+        nobody asks for it.
         """
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
         asked, client = set(message_ids), self.grid._runtime_client
         self._coming = {name: one for name, one in self._coming.items() if name in asked}
-        with self._known():
-            found = client.PullMessages(PullAppMessagesRequest(message_ids=asked - self._coming.keys()))
-            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                self._coming[proto.metadata.reply_to_message_id] = (proto, tree, _Handing(client))
+        with self._run_checked():
+            pulled = client.PullMessages(PullAppMessagesRequest(message_ids=asked - self._coming.keys()))
+            for proto, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+                self._coming[proto.metadata.reply_to_message_id] = (proto, tree, _CachedParts(client))
             return [answer for name in list(self._coming) if (answer := self._read(name)) is not None]
 
     @contextmanager
-    def _known(self) -> Iterator[None]:
+    def _run_checked(self) -> Iterator[None]:
         try:
             yield
         except BaseException as problem:
@@ -75,7 +76,7 @@ class CarefulGrid:
             raise
 
     def _read(self, asked: str) -> Any:
-        """The answer to that message, or None where it is not all there."""
+        """Return the answer to that message, or None if it has not fully arrived."""
         import httpx
         from flwr.app import Error
         from flwr.common.constant import ErrorCode
@@ -92,9 +93,9 @@ class CarefulGrid:
         except _NotYet:
             self._coming[asked] = (proto, tree, parts)
             return None
-        except httpx.HTTPError:  # of the connection
+        except httpx.HTTPError:  # a connection error
             raise
-        except Exception as raised:  # of whatever its bytes are
+        except Exception as raised:  # caused by the answer's bytes
             problem = type(raised).__name__
             _log.info("an answer that cannot be read: %s", raised)
         finally:
@@ -103,15 +104,15 @@ class CarefulGrid:
 
 
 def _failed(asked: str, error: Any) -> Any:
-    """An answer that is an error, made of nothing that was sent."""
+    """Return an error answer that contains nothing that was sent."""
     return SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=asked), error=error, has_error=lambda: True)
 
 
 class LastingGrid:
-    """A grid that is begun anew where the SuperLink has lost it.
+    """Grid that is replaced by a new one if the SuperLink has lost it.
 
     Args:
-        begin: makes a grid, which raises RunLost when it is lost; what it was is closed before. tell: called with a line then.
+        begin: makes a grid, which raises RunLost when it is lost; the old one is closed before. tell: called with a line then.
     """
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Any]], tell: Callable[[str], None]) -> None:
@@ -125,7 +126,7 @@ class LastingGrid:
         self._stack.close()
 
     def get_nodes(self) -> Iterable[Any]:
-        """As Flower's."""
+        """Return the nodes, as Flower's grid does."""
         try:
             return list(self._grid.get_nodes())
         except RunLost:
@@ -133,7 +134,7 @@ class LastingGrid:
             return []
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        """As Flower's; what could not be sent is answered as lost."""
+        """Send messages, as Flower's grid does; those that could not be sent are answered as lost."""
         given = list(messages)
         try:
             pushed = list(self._grid.push_messages(given))
@@ -144,18 +145,18 @@ class LastingGrid:
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        """As Flower's; a message of a run that was lost is answered as one whose node is gone."""
+        """Return answers, as Flower's grid does; a message of a lost run is answered like one whose node is gone."""
         from flwr.app import Error
         from flwr.common.constant import ErrorCode
 
         asked = list(message_ids)
         try:
-            found = list(self._grid.pull_messages([name for name in asked if name in self._sent]))
+            answers = list(self._grid.pull_messages([name for name in asked if name in self._sent]))
         except RunLost:
             self._anew()
-            found = []
+            answers = []
         lost = Error(ErrorCode.NODE_UNAVAILABLE, "the SuperLink was started again")
-        return [*found, *(_failed(name, lost) for name in asked if name not in self._sent)]
+        return [*answers, *(_failed(name, lost) for name in asked if name not in self._sent)]
 
     def _anew(self) -> None:
         self._tell("the SuperLink was started again: its clients are waited for, and asked again")
@@ -164,8 +165,8 @@ class LastingGrid:
         self._grid = self._stack.enter_context(self._begin())
 
 
-class _Handing:
-    """A connection that has already the answer to the next question for answers, and the parts that have come."""
+class _CachedParts:
+    """Connection that already has the response to the next PullMessages, and caches the parts that have arrived."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._parts = client, dict[str, Any]()

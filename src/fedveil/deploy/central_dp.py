@@ -1,13 +1,13 @@
-"""Central differential privacy around any strategy of Flower: replies are clipped and summed here, noise is added once.
+"""Central differential privacy around any Flower strategy: replies are clipped and summed here, and noise is added once.
 
-What fedveil does not know of an app stays out of `config.toml`: how clients train, on what. `data.json` has the number of
-clients, and says that its other entries stand for nothing. `flower.md` says what the statement, which is that of the matching
-configuration, cannot.
+Unknown facts about an app, such as how clients train and on what data, are left out of `config.toml`. `data.json` has the number
+of clients, and states that its other entries are placeholders. `flower.md` states what the statement cannot, which is that of the
+matching configuration.
 
     strategy = CentralDP(FedAvg(), clip=1.0, clients=100, rate=0.1, rounds=30, epsilon=8.0, delta=1e-3, out="run")
 
-The strategy inside makes the instructions and takes the server's step. It is shown no reply of a client: of each round it gets
-one reply, the noisy mean. The server itself sees every update before the noise; an assumption of the statement names that.
+The inner strategy makes the instructions and takes the server's step. It never gets a client's reply: each round it gets one
+reply, the noisy mean. The server itself sees every update before the noise; an assumption of the statement says so.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class FittingClients:
-    """The clients whose last reply had the arrays of the model, and those whose last reply had not.
+    """Clients whose last reply had the model's arrays, and clients whose last reply had not.
 
-    A client that fails may do so by its data, so that it counts as it did before: no run ends because it failed. Nor does one end
-    by who was drawn: not where a round had replies of both kinds, as long as one client is left that fits, and not by fewer
-    clients than those that fit.
+    A client may fail because of its data, so a failed client keeps its earlier status: no run ends because it failed. Nor does a
+    run end because of who was drawn: not if some round had replies of both kinds and a fitting client is left, and not by fewer
+    misfits than fitting clients.
     """
 
     _fitting: set[int] = field(default_factory=set)
@@ -77,10 +77,11 @@ class FittingClients:
     _mixed: bool = False
 
     def none_left(self, drawn: Collection[int], fitting: Collection[int], others: Collection[int]) -> bool:
-        """Whether the app has come to answer with other arrays, by the replies of a round.
+        """Return whether, judging by a round's replies, the app now answers with other arrays.
 
         Args:
-            drawn: who was asked. fitting, others: whose reply has the arrays of the model, and whose has not; the rest failed.
+            drawn: clients that were asked. fitting, others: clients whose reply has the model's arrays, or has not; the rest
+                failed.
         """
         self._mixed |= bool(fitting) and bool(others)
         self._fitting = self._fitting.union(fitting).difference(others)
@@ -92,7 +93,7 @@ class FittingClients:
 DATA = Info(
     FLOWER_APP, "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
 )
-"""In the place of data that fedveil knows nothing of."""
+"""Placeholder for data about which fedveil knows nothing."""
 _UNKNOWN = (
     "of a Flower app fedveil knows the number of clients and the shapes of the model; examples, labels, sizes and normalisation "
     "below stand for nothing"
@@ -102,13 +103,14 @@ _UNKNOWN = (
 def matching_configuration(
     sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout, *, evaluate: bool = False
 ) -> Config:
-    """The configuration of fedveil whose releases are those of a Flower app.
+    """Return the fedveil configuration whose releases match those of a Flower app.
 
     Args:
-        sections: method, training, privacy and run, as far as they are known. evaluate: clients evaluate, beside the releases.
+        sections: known values of method, training, privacy and run. evaluate: whether clients evaluate, in addition to the
+            releases.
 
     Raises:
-        ConfigError: an impossible value.
+        ConfigError: a value is impossible.
     """
     shapes = dict(zip(layout.names, map(list, layout.shapes), strict=True))
     partition = {"kind": "flower", "clients": clients, **({"evaluate": True} if evaluate else {})}
@@ -119,10 +121,10 @@ def matching_configuration(
 
 @dataclass
 class AppRun:
-    """A run directory that is being written.
+    """Run directory that is being written.
 
     Args:
-        statement: what it promises. plan: of every release. door: which charges the ledger of the directory.
+        statement: of the run. plan: of every release. door: charges the ledger of the directory.
     """
 
     path: Path
@@ -137,14 +139,14 @@ class AppRun:
 
     @classmethod
     def begin(cls, path: Path, config: Config, clients: int, page: str) -> AppRun:
-        """Write what a run writes before it trains, its ledger last.
+        """Write what a run writes before training, its ledger last.
 
         Args:
             page: the text of `flower.md`.
 
         Raises:
-            ConfigError: there is something at `path`, or the numbers make no sense (delta >= 1 / clients, for one).
-        BudgetExhausted: what is planned does not fit into the budget that it shares with others.
+            ConfigError: `path` exists, or the numbers are impossible (delta >= 1 / clients, for one).
+            BudgetExhausted: the planned cost does not fit into the shared budget.
         """
         experiment = resolve(config, Population(DATA, clients, 0))
         method, setting, statement = experiment.method, experiment.setting, experiment.statement
@@ -175,20 +177,20 @@ class AppRun:
 
     @property
     def noise_norm(self) -> float:
-        """The expected L2 norm of the noise on the mean of a round."""
+        """Return the expected L2 norm of the noise on a round's mean."""
         assert isinstance(self.plan.noise_std, float)
         return self.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
 
     def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
-        """The noisy mean of a round, charged, and its record.
+        """Release and charge the noisy mean of a round, and write its record.
 
         Args:
-            round: from 0. contributions: of all that were drawn. failures: why some of these are zero; they stay in the private
-                part of the directory.
+            round: from 0. contributions: of all drawn clients. failures: reasons why some of these are zero; stored in the
+                private part of the directory.
         """
         upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
-        seen = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
-        public = release_figures(self.method, self.setting, seen)
+        visible = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
+        public = release_figures(self.method, self.setting, visible)
         public["noise_norm"] = float(upload.noise_std[0]) * self.setting.layout.dimension**0.5
         private: Row = {} if "participants" in public else {"participants": len(contributions)}
         private |= {"failed": len(failures), "seconds": time.monotonic() - self._started, "failures": dict(failures)}
@@ -198,10 +200,10 @@ class AppRun:
         return upload
 
     def end(self, early: str = "") -> str:
-        """Close the ledger over all that is there; returns the closing digest.
+        """Close the run directory and return the closing digest.
 
         Args:
-            early: why it ends before its last round, or an empty string; it is public.
+            early: the reason if it ends before its last round, or an empty string; it is public.
         """
         self.close()
         if not self.history:
@@ -219,20 +221,20 @@ class AppRun:
         self.door.ledger.close()
 
     def admits(self, round: int) -> bool:
-        """Whether the budget has room for one more round."""
+        """Return whether the budget has room for one more round."""
         return self.door.admits(self.plan, AGGREGATE, round)
 
 
 def _written(config: Mapping[str, Any]) -> str:
-    """The keys that are known; local training is left out, since defaults would say something untrue of it."""
+    """Return the known keys as TOML; local training is left out, since its defaults could be untrue."""
     whole = rundir.present(config)
     training = {
         key: whole["training"][key] for key in ("rounds", "clients_per_round", "sampling", "local") if key in whole["training"]
     }
     data = {key: whole["data"][key] for key in ("name", "handed_over", "partition")}
     run = {key: whole["run"][key] for key in ("seed", "seeded_noise")}
-    known = {name: whole[name] for name in ("model", "method", "privacy")}
-    return tomli_w.dumps({"data": data, **known, "training": training, "run": run})
+    recorded = {name: whole[name] for name in ("model", "method", "privacy")}
+    return tomli_w.dumps({"data": data, **recorded, "training": training, "run": run})
 
 
 def _card(clients: int) -> dict[str, Any]:
@@ -255,12 +257,12 @@ _log = logging.getLogger(__name__)
 
 
 class _NoAnswer(UpdateRefused):
-    """A client that failed: whether it has the arrays of the model is not known."""
+    """Raised for a client that failed, so that its arrays are unknown."""
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round that was sent out: its model, who was drawn by place among all nodes, and the one reply to come."""
+    """A round in progress: its model, the drawn clients by position among all nodes, and the one reply to the inner strategy."""
 
     arrays: AppArrays
     drawn: dict[int, int]
@@ -269,21 +271,22 @@ class _Round:
 
 @dataclass
 class CentralDP:
-    """A strategy with differential privacy for whole clients, in the aggregate view.
+    """Flower strategy with differential privacy for whole clients, in the aggregate view.
 
     Args:
-        strategy: of Flower; it must ask every node that is connected, once, since clients are drawn here.
+        strategy: of Flower; it must ask every connected node once, since clients are drawn here.
         clip: C, L2 bound on a client's update. clients: N, public. rate: chance of each client to take part in a round; N x rate
             is a whole number, by which every sum is divided. rounds: T.
-        delta: below 1 / N. epsilon: the noise is calibrated to it; or noise_multiplier: epsilon is the result.
+        delta: below 1 / N. epsilon: target that calibrates the noise; or noise_multiplier, from which epsilon follows.
         out: the run directory, which must be new: an absolute path or one that begins with ~.
-        seed: take noise and sampling from it: a simulation that protects nobody, and the statement says so. Left out: secret.
-        evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and the statement says so.
-        budget: of a population, from `fedveil budget create`: the run is refused if it does not fit, and charges it.
+        seed: makes noise and sampling reproducible, for simulations only: nobody is protected, and the statement says so. By
+            default they are secret.
+        evaluate: let clients evaluate; their answers reach the strategy without clip or noise, and the statement says so.
+        budget: of a population, from `fedveil budget create`: the run charges it, and is refused if it does not fit.
         untouched: as in `AppArrays`.
 
     Raises:
-        ConfigError: an impossible number.
+        ConfigError: a number is impossible.
     """
 
     strategy: Any
@@ -305,7 +308,7 @@ class CentralDP:
         if (self.epsilon is None) == (self.noise_multiplier is None) or self.noise_multiplier == 0:
             raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
         fraction, least = getattr(self.strategy, "fraction_train", 1.0), getattr(self.strategy, "min_train_nodes", 0)
-        if fraction < 1 and least < self.clients:  # found out now; what counts is what it asks, below
+        if fraction < 1 and least < self.clients:  # an early check; the nodes it really asks are checked in `_asked`
             raise ConfigError(
                 f"fraction_train = {fraction}: CentralDP draws clients itself, of all nodes: set it to 1.0, and give rate"
             )
@@ -321,21 +324,21 @@ class CentralDP:
                 f"give a rate such as {max(cohort, 1)} / {self.clients}"
             )
         self._cohort = cohort
-        self._config(Layout(("model",), ((1,),)))  # refuses impossible numbers now
+        self._config(Layout(("model",), ((1,),)))  # refuses impossible numbers early
         self._run: AppRun | None = None
         self._sent: dict[int, _Round] = {}
         self._first: list[Kinds] = []
         self._fitting = FittingClients()
-        self._ended, self._told = "", False
+        self._ended, self._warned = "", False
 
     def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
-        """As `Strategy.start` of Flower; afterwards the run directory is closed.
+        """Run as `Strategy.start` of Flower does, then close the run directory.
 
-        A run in which no reply has the arrays of the model, or none has them any more, of which the strategy makes none, or
-        which has diverged, ends: a warning says why, and the rounds that are left do nothing and cost nothing.
+        The run ends early, with a warning, if no reply has the model's arrays (any more), if the strategy produces no such
+        arrays, or if the model has diverged. The remaining rounds then do nothing and cost nothing.
 
         Raises:
-            ConfigError: num_rounds is not `rounds`, or the strategy inside has a `start` of its own, which sees every reply.
+            ConfigError: num_rounds is not `rounds`, or the inner strategy overrides `start`, which sees every reply.
         """
         from flwr.serverapp.strategy import Strategy
 
@@ -360,7 +363,7 @@ class CentralDP:
         return result
 
     def summary(self) -> None:
-        """Log what is promised, and the strategy inside."""
+        """Log the guarantee and the inner strategy."""
         cost = f"epsilon = {self.epsilon:g}" if self.epsilon is not None else f"noise multiplier {self.noise_multiplier:g}"
         _log.info(
             "central DP: %s, delta = %g, clip %g, %d rounds, recorded in %s", cost, self.delta, self.clip, self.rounds, self.out
@@ -368,29 +371,29 @@ class CentralDP:
         self.strategy.summary()
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-        """The strategy's messages to those who are drawn for this round."""
+        """Return the strategy's messages to the clients drawn for this round."""
         from flwr.app import Message, RecordDict
 
         if self._ended:
             return []
         try:
-            found = AppArrays.of(arrays, self.untouched, self._first)
+            start_arrays = AppArrays.of(arrays, self.untouched, self._first)
         except ConfigError as problem:
             if self._run is None:
                 raise
             return self._end(f"the model of round {server_round} cannot be trained", str(problem))
-        messages = self._asked(server_round, arrays, config, grid)
-        run = self._begun(found)
+        messages = self._messages_by_node(server_round, arrays, config, grid)
+        run = self._begun(start_arrays)
         if not run.admits(server_round - 1):
             raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
         nodes = sorted(messages)
         chosen = run.door.randomness.coins(run.setting.rate, self.clients, "clients", server_round - 1)
         drawn = {nodes[place]: place for place in chosen.tolist() if place < len(nodes)}
-        self._sent[server_round] = _Round(found, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
+        self._sent[server_round] = _Round(start_arrays, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
         return [messages[node] for node in drawn]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
-        """The strategy's step from the noisy mean of what these replies moved."""
+        """Return the strategy's step from the noisy mean of the replies' updates."""
         from flwr.app import MetricRecord, RecordDict
 
         if self._ended:
@@ -434,31 +437,31 @@ class CentralDP:
         return sent.arrays.as_sent(stepped), metrics
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-        """Nothing, unless clients may evaluate."""
+        """Return the strategy's messages if clients may evaluate, else none."""
         if not self.evaluate or self._ended:
             return []
         asked = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
-        if asked and not self._told:
-            self._told = True
+        if asked and not self._warned:
+            self._warned = True
             _log.warning("clients evaluate: what they answer leaves without clip or noise, and no epsilon of this run covers it")
         return asked
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
-        """Nothing, unless clients may evaluate."""
+        """Return the strategy's result if clients may evaluate, else None."""
         return self.strategy.aggregate_evaluate(server_round, replies) if self.evaluate and not self._ended else None
 
-    def _asked(self, server_round: int, arrays: Any, config: Any, grid: Any) -> dict[int, Any]:
-        """The strategy's message to each node.
+    def _messages_by_node(self, server_round: int, arrays: Any, config: Any, grid: Any) -> dict[int, Any]:
+        """Return the strategy's message to each node.
 
         Raises:
-            ConfigError: it asks more of them than there are clients, some of them twice, or not all of them.
+            ConfigError: it asks more nodes than there are clients, some of them twice, or not all of them.
         """
         connected: list[int] = []
 
         def nodes() -> list[int]:
-            found = list(grid.get_node_ids())
-            connected.append(len(set(found)))
-            return found
+            node_ids = list(grid.get_node_ids())
+            connected.append(len(set(node_ids)))
+            return node_ids
 
         made = list(self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=nodes)))
         messages = {message.metadata.dst_node_id: message for message in made}
@@ -467,7 +470,7 @@ class CentralDP:
             raise ConfigError(f"clients = {self.clients}, and {name} asks {len(messages)} nodes")
         if not connected:
             nodes()
-        if len(messages) < min(connected):  # more may have come while it asked
+        if len(messages) < min(connected):  # nodes may have joined in the meantime
             raise ConfigError(
                 f"{name} asks {len(messages)} of {min(connected)} connected nodes, and CentralDP draws clients itself, of all "
                 f"nodes, by rate = {self.rate:g}: let the strategy ask all of them (fraction_train = 1.0)"
@@ -477,7 +480,7 @@ class CentralDP:
         return messages
 
     def _end(self, why: str, details: str) -> list[Any]:
-        """Let the run end here; the details are for the log alone."""
+        """End the run; the details are only logged."""
         self._ended = why
         _log.warning("%s: the run ends, and nothing more is released or charged. %s", why, printable(details))
         return []
@@ -510,7 +513,7 @@ class CentralDP:
         return matching_configuration(sections, self.clients, layout, evaluate=self.evaluate)
 
     def _page(self) -> str:
-        """What is particular to this run; its digest is in the ledger's first row."""
+        """Return the text that is particular to this run; its digest is in the ledger's first row."""
         evaluation = "CentralDP asks no client to evaluate."
         if self.evaluate:
             evaluation = (
@@ -534,7 +537,7 @@ How clients train, and on what, fedveil does not know.
 
 
 def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[dict[int, Tensor], dict[int, Exception]]:
-    """What training moved, by the place of the node, and why nothing of the others can be used."""
+    """Return updates by the node's position, and for the other nodes the reasons why there are none."""
     answers: dict[int, Any] = {}
     for reply in replies:
         answers.setdefault(reply.metadata.src_node_id, reply)
@@ -548,11 +551,11 @@ def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[
 
 
 def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
-    """What training moved; raises where the reply has nothing that may leave."""
+    """Return the update of a reply; raise if it has none that may be released."""
     if reply is None or reply.has_error():
         raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
     update = sent.arrays.update(reply.content)
-    if names := sent.arrays.refilled(reply.content):  # that is known by values: once something is charged, no run ends by it
+    if names := sent.arrays.refilled(reply.content):  # depends on values: it must end no charged run
         raise (UpdateRefused if run.history else Misfit)(str(not_constant(names)))
     if problem := run.door.problem(update, {}):
         raise UpdateRefused(problem)

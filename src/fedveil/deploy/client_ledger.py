@@ -1,11 +1,11 @@
 """The ledgers of one client over its lifetime, and a comparison with the server's ledger.
 
-In the server view each release is charged as it leaves, to the run's ledger and to the lifetime. In the aggregate view the
-client sees no release: noise is added where the sums are. So it charges all that is planned when it consents, and its ledger says
+In the server view each release is charged to the run's ledger and to the lifetime when it is sent. In the aggregate view the
+client sees no release, because noise is added to the sums. So it charges the whole plan when it consents, and its ledger states
 whom it trusts for that.
 
-Rows of a client's ledger without a counterpart at the server are no contradiction: a release is charged before it is sent, so it
-may have been lost on the way, or have come too late. A row at the server that the client does not have is one.
+Rows that only the client's ledger has are not a contradiction: a release is charged before it is sent, so it may have been lost
+or late. A row that only the server's ledger has is one.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ if TYPE_CHECKING:
 
 
 ITSELF = 0
-"""The number under which a client counts itself, whatever its number in a run."""
+"""Number under which a client counts itself, whatever its number in a run."""
 TRUSTS = "planned in full at consent; trusts the server to draw who takes part, and to add the noise"
 _SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
 _RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 
 
 class ClientLedger:
-    """The lifetime of one client.
+    """Lifetime ledgers of one client.
 
     Args:
-        folder: where its ledgers lie; they are made when first asked for. consent: with the caps.
+        folder: of the ledgers, which are created when first needed. consent: has the caps.
     """
 
     def __init__(self, folder: Path, consent: Consent) -> None:
         self.folder, self.consent = folder, consent
 
     def budget(self, view: View) -> PopulationBudget:
-        """The lifetime in that view.
+        """Return the lifetime budget in that view.
 
         Raises:
-            ConsentRefused: the consent has another cap than the ledger was made with.
+            ConsentRefused: the consent has another cap than the ledger was created with.
         """
         cap = self.consent.lifetime[view]
         scope = Scope(self.consent.unit, self.consent.adjacency, view)
         try:
             return lifetime_budget(self.folder / f"lifetime-{view}.sqlite", cap.epsilon, cap.delta, scope, cap.order)
-        except FedveilError as problem:  # whose words tell of this machine
+        except FedveilError as problem:  # its text describes this machine
             raise ConsentRefused(_RECORD) from problem
 
     def require_unknown(self, judged: Judged, run: str) -> None:
-        """Refuse a run that was charged for an offer which is gone: another one would be used at its price.
+        """Refuse a run that was charged for an offer which is gone; otherwise another offer could be used at its price.
 
         Raises:
             ConsentRefused: the lifetime has rows of that run.
@@ -80,20 +80,20 @@ class ClientLedger:
             )
 
     def check(self, judged: Judged, run: str, client: int) -> None:
-        """Ask whether all that the run plans still fits; nothing is charged.
+        """Check that the run's whole plan still fits, without charging it.
 
         Raises:
-            ConsentRefused: it does not.
+            ConsentRefused: it does not fit.
         """
         budget, planned, number = self._plan(judged, client)
         with _refusals(self._without_order(judged, planned)):
             budget.check_plan(planned, run, (number,))
 
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
-        """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.
+        """Check that the run's whole plan still fits, and charge it if the client cannot charge each release.
 
         Returns:
-            Where releases of the run are charged.
+            The ledger to which releases of the run are charged.
 
         Raises:
             ConsentRefused: it does not fit; nothing was charged.
@@ -107,13 +107,13 @@ class ClientLedger:
         return ledger
 
     def _plan(self, judged: Judged, client: int) -> tuple[PopulationBudget, Sequence[Event], int]:
-        """The lifetime that a run is charged to, its planned releases, and the number that they are charged under."""
+        """Return the lifetime that a run is charged to, its planned releases, and the client number of the charges."""
         view = judged.setting.scope.view
         number = ITSELF if view is View.SERVER else AGGREGATE
         return self.budget(view), planned_charges(judged.method, judged.setting.of(client)), number
 
     def _without_order(self, judged: Judged, planned: Sequence[Event]) -> str:
-        """The key of the consent that credits secret samples, where it was left out and the run has some."""
+        """Return a hint to the consent's key for secret samples, if it is missing and the run has some; else an empty string."""
         view = judged.setting.scope.view
         cap, sampled = self.consent.lifetime[view], [event for event in planned if not isinstance(event, Unbounded)]
         if cap.order is not None or all(isinstance(event, Gaussian) for event in sampled):
@@ -133,17 +133,17 @@ class ClientLedger:
 
 @contextmanager
 def _refusals(hint: str = "") -> Iterator[None]:
-    """What the server hears of a lifetime that does not allow a run, and what may mend it."""
+    """Tell the server only that a lifetime does not allow a run, and a hint to a fix."""
     try:
         yield
-    except BudgetExhausted as refusal:  # whose words tell of other runs
+    except BudgetExhausted as refusal:  # its text describes other runs
         raise ConsentRefused(_SPENT + hint) from refusal
     except LedgerError as problem:
         raise ConsentRefused(_RECORD) from problem
 
 
 def _planned(judged: Judged, run: str, event: Event) -> Entry:
-    """The row of all releases of one kind that a run plans."""
+    """Return the row for all planned releases of one kind."""
     s = judged.setting
     assert not isinstance(event, Unbounded)
     d, layers = s.layout.dimension, len(s.layout)
@@ -170,7 +170,7 @@ SUBJECT, LIFETIME = "two ledgers", "the client's lifetime"
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client's folder holds of one run: its number, its releases, and what it charged to its lifetime."""
+    """A client's records of one run: its number, its releases, and its charges to its lifetime."""
 
     number: int
     releases: Sequence[Entry]
@@ -179,7 +179,7 @@ class ClientSide:
 
 
 def compared(run: Path, client: Path) -> list[Finding]:
-    """Hold the ledger of a run directory against that of a client.
+    """Compare the ledger of a run directory with that of a client.
 
     Args:
         client: the client's folder (`fedveil join --dir`).
@@ -190,12 +190,12 @@ def compared(run: Path, client: Path) -> list[Finding]:
         if not server:
             return [Finding("unknown", SUBJECT, "the server's ledger holds no release yet")]
         view = server[0].view
-        there = _client_side(client, name, view)
+        client_side = _client_side(client, name, view)
     except (FedveilError, OSError, ValueError, KeyError) as problem:
         return [Finding("unknown", SUBJECT, f"not both can be read: {problem}")]
     if view is not View.SERVER:
-        return [_planned_finding(server, there)]
-    return [_release_finding(server, there), _lifetime_finding(there)]
+        return [_planned_finding(server, client_side)]
+    return [_release_finding(server, client_side), _lifetime_finding(client_side)]
 
 
 def _client_side(folder: Path, run: str, view: View) -> ClientSide:
@@ -205,9 +205,9 @@ def _client_side(folder: Path, run: str, view: View) -> ClientSide:
         raise FedveilError(f"{folder} holds nothing of run {run}; its runs: {others}")
     path = folder / f"lifetime-{view}.sqlite"
     budget = open_budget(path)
-    own = _rows(offer.with_name("ledger.sqlite")) if view is View.SERVER else []
+    releases = _rows(offer.with_name("ledger.sqlite")) if view is View.SERVER else []
     spent = [entry for entry in _rows(path) if entry.run == run]
-    return ClientSide(json.loads(offer.read_text(encoding="utf-8"))["client"], own, spent, budget.cap)
+    return ClientSide(json.loads(offer.read_text(encoding="utf-8"))["client"], releases, spent, budget.cap)
 
 
 def _rows(path: Path) -> list[Entry]:
@@ -215,11 +215,11 @@ def _rows(path: Path) -> list[Entry]:
         return [entry for _, _, entry in ledger.entries()]
 
 
-def _release_finding(server: Sequence[Entry], there: ClientSide) -> Finding:
-    """Server view: row by row, all but the number of participants, which a published ledger leaves out."""
-    theirs = Counter(replace(e, participants=None) for e in server if e.client == there.number)
-    own = Counter(replace(e, participants=None) for e in there.releases)
-    whose = f"client {there.number}"
+def _release_finding(server: Sequence[Entry], side: ClientSide) -> Finding:
+    """Compare the ledgers row by row (server view), except the number of participants, which a published ledger omits."""
+    theirs = Counter(replace(e, participants=None) for e in server if e.client == side.number)
+    own = Counter(replace(e, participants=None) for e in side.releases)
+    whose = f"client {side.number}"
     missing, only = list((theirs - own).elements()), list((own - theirs).elements())
     bits = {(e.round, named_bits(e)): e for e in only}
     for entry in missing:
@@ -240,10 +240,10 @@ def _difference(server: Entry, client: Entry) -> str:
     return "; ".join(f"{k} is {getattr(server, k)} at the server and {getattr(client, k)} at the client" for k in fields)
 
 
-def _lifetime_finding(there: ClientSide) -> Finding:
-    """Each release that the client's ledger of the run holds was charged to its lifetime."""
-    own = Counter((e.round, e.event, e.note) for e in there.releases)
-    spent = Counter((e.round, e.event, e.note) for e in there.lifetime if e.client == ITSELF)
+def _lifetime_finding(side: ClientSide) -> Finding:
+    """Check that each release in the client's run ledger was charged to its lifetime."""
+    own = Counter((e.round, e.event, e.note) for e in side.releases)
+    spent = Counter((e.round, e.event, e.note) for e in side.lifetime if e.client == ITSELF)
     missing = own - spent
     if missing:
         return Finding("contradicted", LIFETIME, f"{missing.total()} of {own.total()} releases were not charged to it")
@@ -252,16 +252,16 @@ def _lifetime_finding(there: ClientSide) -> Finding:
     return Finding("verified", LIFETIME, f"{own.total()} releases of this run were charged to it{never}")
 
 
-def _planned_finding(server: Sequence[Entry], there: ClientSide) -> Finding:
-    """Aggregate view: the sums cost no more than the client charged at consent."""
-    planned = [entry for entry in there.lifetime if entry.client == AGGREGATE and entry.note == TRUSTS]
+def _planned_finding(server: Sequence[Entry], side: ClientSide) -> Finding:
+    """Check that the sums cost no more than the client charged at consent (aggregate view)."""
+    planned = [entry for entry in side.lifetime if entry.client == AGGREGATE and entry.note == TRUSTS]
     if any(isinstance(entry.event, Unbounded) for entry in server):
         return Finding("contradicted", SUBJECT, "the server released a sum of unbounded cost, and the client consented to none")
-    spent, agreed = _cost(server, there.cap), _cost(planned, there.cap)
-    said = f"{len(server)} sums cost {percent(spent / there.cap.limit)} of the client's lifetime"
+    spent, agreed = _cost(server, side.cap), _cost(planned, side.cap)
+    cost = f"{len(server)} sums cost {percent(spent / side.cap.limit)} of the client's lifetime"
     if spent > agreed * (1 + Fraction(ROUNDING)):
-        return Finding("contradicted", SUBJECT, f"{said}, and the client charged {percent(agreed / there.cap.limit)} at consent")
-    return Finding("verified", SUBJECT, f"{said}, of {percent(agreed / there.cap.limit)} that the client charged at consent")
+        return Finding("contradicted", SUBJECT, f"{cost}, and the client charged {percent(agreed / side.cap.limit)} at consent")
+    return Finding("verified", SUBJECT, f"{cost}, of {percent(agreed / side.cap.limit)} that the client charged at consent")
 
 
 def _cost(entries: Iterable[Entry], cap: Cap) -> Fraction:

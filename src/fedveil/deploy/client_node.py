@@ -1,15 +1,15 @@
 """A client's side of a round: its state on its own disk, training, and release through its own door.
 
-    ROUND.safetensors   after the client's answer to that round: its private state, its policy state, the request, the answer
+    ROUND.safetensors   after the client's answer to that round: private state, policy state, request, answer
 
-A server that lost a round asks for it again. The same request gets the same answer, to the bit, so nothing new leaves; another
-request of the same round starts from the generation before. A server that lost more than that is refused, for the client would
-have to begin anew without anybody noticing.
+A server that lost a round asks for it again. The same request gets the same answer, bit for bit, so nothing new is released.
+Another request for the same round starts from the generation before. A server that lost more than that is refused, since the
+client would have to start over unnoticed.
 
-The client makes its plan itself, from its own method and its own policy state. In the server view the release is charged to the
-client's own ledger before it is written to its disk, and is on its disk before it is answered; so whatever is lost on the way, no
-release is missing in that ledger, and no second one is made in its place. In the other views the planned rounds were charged in
-advance, each at its own price, so each is answered once: asked in another way it is refused.
+The client makes its own plan, from its method and its policy state. In the server view the release is charged to the client's
+ledger before it is written to disk, and is on disk before it is sent. So even if messages are lost, no release is missing in that
+ledger, and no second one replaces it. In the other views the planned rounds were charged in advance, each at its own price, so
+each is answered once; a different request is refused.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
 
 _CHARGE = 2**18
-"""Bytes that the ledgers of run and lifetime take at most for one release."""
+"""Upper bound on the bytes that one release takes in the ledgers of run and lifetime."""
 
 
 class NoRoom(FedveilError):
-    """A disk that is full; its words name no file."""
+    """Raised if the disk is full; its message names no file."""
 
 
 class DamagedState(FedveilError):
-    """A file of states that cannot be read; its words name the file."""
+    """Raised if a state file cannot be read; its message names the file."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Generation:
     """A client's states after a round.
 
     Args:
-        request, answer: of that round. rounds: how many rounds led to these states. answers: how many answers the client gave so
-            far, those included that led to states which were dropped.
+        request, answer: of that round. rounds: number of rounds that led to these states. answers: number of answers so far,
+            including those that led to dropped states.
     """
 
     private: State = field(default_factory=dict)
@@ -85,40 +85,40 @@ class Generation:
 
 
 class ClientStates:
-    """The states of one client in one run.
+    """States of one client in one run.
 
     Args:
-        folder: of its own, made when something is kept.
+        folder: of this client only, created when something is stored.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def answered(self, round: int, request: str) -> bytes | None:
-        """The answer that this very request got before."""
+        """Return the stored answer to exactly this request, or None."""
         if round not in self._rounds():
             return None
-        kept = self._read(round)
-        return kept.answer if kept.request == request else None
+        stored = self._read(round)
+        return stored.answer if stored.request == request else None
 
     @property
     def newest(self) -> int:
-        """The last round that was answered; -1 before the first."""
+        """Return the last answered round, or -1."""
         return max(self._rounds(), default=-1)
 
     def before(self, round: int) -> Generation:
-        """The states with which the client enters that round.
+        """Return the states with which the client enters that round.
 
         Raises:
             FedveilError: the server has gone back further than this client can. DamagedState: a file is damaged.
         """
         rounds = self._rounds()
         earlier = [r for r in rounds if r < round]
-        kept = {r: self._read(r) for r in rounds}
-        answers = max((generation.answers for generation in kept.values()), default=0)
+        stored = {r: self._read(r) for r in rounds}
+        answers = max((generation.answers for generation in stored.values()), default=0)
         if earlier:
-            return replace(kept[earlier[-1]], answers=answers)
-        if rounds and kept[rounds[0]].rounds > 1:
+            return replace(stored[earlier[-1]], answers=answers)
+        if rounds and stored[rounds[0]].rounds > 1:
             raise FedveilError(
                 f"the server asks for round {round} again, and this client, which keeps two rounds, has gone on to round "
                 f"{rounds[-1]}: go on with a newer checkpoint of the server, or begin a new run"
@@ -127,10 +127,10 @@ class ClientStates:
 
     @contextmanager
     def room_for(self, round: int, generation: Generation) -> Iterator[None]:
-        """Take the room on the disk that `keep` needs for such states, and that a charge needs, before anything is charged.
+        """Reserve the disk space for `keep` and for a charge, before anything is charged.
 
         Raises:
-            FedveilError: there is none.
+            FedveilError: the disk is full.
         """
         self._made()
         path, of_the_charge = self._path(round), self.folder / "charge"
@@ -149,7 +149,7 @@ class ClientStates:
             _draft(path).unlink(missing_ok=True)
 
     def keep(self, round: int, generation: Generation) -> None:
-        """Write the states after that round, in the room that was taken; when this returns, they are on the disk. Two stay."""
+        """Write the states after that round into the reserved space and sync them; the last two rounds are retained."""
         self._made()
         replace_reserved(self._path(round), tree_parts(_tree(generation)), sync)
         sync_folder(self.folder)
@@ -187,11 +187,11 @@ def _draft(path: Path) -> Path:
 
 
 def request_name(*messages: bytes) -> str:
-    """A digest of what a client was asked."""
-    found = hashlib.sha256()
+    """Return a digest of a client's request."""
+    digest = hashlib.sha256()
     for message in messages:
-        found.update(hashlib.sha256(message).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(message).digest())
+    return digest.hexdigest()
 
 
 _log = logging.getLogger(__name__)
@@ -204,10 +204,10 @@ class ClientNode:
     """One client in one run.
 
     Args:
-        context: with its own examples and a door that charges its own ledger. run: as the server names it.
-        client: its number. states: on its own disk. rounds: how many it answers at most, and all before that number.
-        require: refuses a plan that the client did not agree to, by raising a FedveilError. participation: how often it may be
-            asked, where the price of its rounds assumes that.
+        context: with the client's own examples and a door that charges its own ledger. run: as the server names it.
+        client: its number. states: on its own disk. rounds: number of answers at most, and upper bound of round numbers.
+        require: raises a FedveilError for a plan that the client did not agree to. participation: the rule that the rounds'
+            price assumes, or None.
     """
 
     context: Context
@@ -219,60 +219,61 @@ class ClientNode:
     participation: Participation | None = None
 
     def answer(self, round: bytes, task: bytes) -> bytes:
-        """The reply to the messages of a round, or a refusal with its reason.
+        """Return the reply to the messages of a round, or a refusal with its reason.
 
         Raises:
-            WireError: they are no messages to this client in this run.
+            WireError: they are not messages to this client in this run.
         """
-        told, own = read_round(round, self.context.door.layout.dimension), read_task(task)
-        if (told.run, told.released.round) != (own.run, own.round):
+        sent, asked = read_round(round, self.context.door.layout.dimension), read_task(task)
+        if (sent.run, sent.released.round) != (asked.run, asked.round):
             raise WireError(
-                f"a task for round {own.round} of run {own.run}, with the model of round {told.released.round} of run {told.run}"
+                f"a task for round {asked.round} of run {asked.run}, with the model of round {sent.released.round} of run "
+                f"{sent.run}"
             )
-        if (own.run, own.client) != (self.run, self.client):
+        if (asked.run, asked.client) != (self.run, self.client):
             raise WireError(
-                f"a task for client {own.client} in run {own.run}, and this is client {self.client} in run {self.run}"
+                f"a task for client {asked.client} in run {asked.run}, and this is client {self.client} in run {self.run}"
             )
         request = request_name(round, task)
         try:
-            return self.states.answered(own.round, request) or self._answered(told, own, request)
+            return self.states.answered(asked.round, request) or self._answered(sent, asked, request)
         except FedveilError as problem:
-            _log.warning("round %d refused: %s", own.round, problem)
-            return reply_bytes(RefusalMessage(own, _told_to_server(problem)))
-        except Exception:  # whose words may tell of the data
-            _log.exception("round %d failed", own.round)
-            return reply_bytes(RefusalMessage(own, "an error at the client, which its own log describes"))
+            _log.warning("round %d refused: %s", asked.round, problem)
+            return reply_bytes(RefusalMessage(asked, _told_to_server(problem)))
+        except Exception:  # its text may reveal data
+            _log.exception("round %d failed", asked.round)
+            return reply_bytes(RefusalMessage(asked, "an error at the client, which its own log describes"))
 
-    def _answered(self, told: RoundMessage, own: TaskMessage, request: str) -> bytes:
-        context, before = self.context, self.states.before(own.round)
-        if max(own.round, before.answers) >= self.rounds:
+    def _answered(self, sent: RoundMessage, asked: TaskMessage, request: str) -> bytes:
+        context, before = self.context, self.states.before(asked.round)
+        if max(asked.round, before.answers) >= self.rounds:
             raise ConfigError(f"the run has {self.rounds} rounds, and this client gave {before.answers} answers")
-        if context.summed and own.round <= self.states.newest:
+        if context.summed and asked.round <= self.states.newest:
             raise ConfigError(
                 f"this client has answered round {self.states.newest}: where planned rounds are charged in advance, it answers "
                 f"each of them once, in their order"
             )
-        self._require_participation(own.round, before.answers)
-        state = told.plan_state if context.summed else before.policy or context.policy.start()
-        plan = self._plan(told, state)
+        self._require_participation(asked.round, before.answers)
+        state = sent.plan_state if context.summed else before.policy or context.policy.start()
+        plan = self._plan(sent, state)
         self.require(plan)
         name = plan_name(plan, context.door.layout)
         outcome = client_round(
             context,
             ClientTask(
-                own.client, told.released, own.weight, plan if context.summed else None, state, before.private, told.buffers
+                asked.client, sent.released, asked.weight, plan if context.summed else None, state, before.private, sent.buffers
             ),
         )
-        salt = context.randomness.key("salt", own.round, self.client).hex()
-        kept = replace(before, request=request, rounds=before.rounds + 1, answers=before.answers + 1)
+        salt = context.randomness.key("salt", asked.round, self.client).hex()
+        after = replace(before, request=request, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private
-            kept = replace(kept, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
-        longest = 8 * (context.door.parts.dimension + (0 if told.buffers is None else told.buffers.numel())) + 2**16
-        with self.states.room_for(own.round, replace(kept, answer=bytes(longest))):
+            after = replace(after, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
+        longest = 8 * (context.door.parts.dimension + (0 if sent.buffers is None else sent.buffers.numel())) + 2**16
+        with self.states.room_for(asked.round, replace(after, answer=bytes(longest))):
             released, buffers = self._let_out(outcome.release, salt)
-            answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers), release_bounds(context.door, plan))
-            self.states.keep(own.round, replace(kept, answer=answer))
+            answer = reply_bytes(ReleaseMessage(asked, name, salt, released, buffers), release_bounds(context.door, plan))
+            self.states.keep(asked.round, replace(after, answer=answer))
         return answer
 
     def _require_participation(self, round: int, answers: int) -> None:
@@ -283,12 +284,12 @@ class ClientNode:
                 f"{rule.separation} apart, and this client has answered {answers}, the last of them round {newest}"
             )
 
-    def _plan(self, told: RoundMessage, state: State) -> Plan | Raw:
-        client = told.released.client if self.context.summed else self.client
-        return self.context.plan(replace(told.released, client=client), state)
+    def _plan(self, sent: RoundMessage, state: State) -> Plan | Raw:
+        client = sent.released.client if self.context.summed else self.client
+        return self.context.plan(replace(sent.released, client=client), state)
 
     def _let_out(self, release: SealedUpload | Contribution | None, salt: str) -> tuple[Tensor | None, Tensor | None]:
-        """What leaves, and the batch statistics with it; charged first where it leaves on its own."""
+        """Return the release and its batch statistics; an upload is charged first."""
         if isinstance(release, SealedUpload):
             (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release, salt)])
             return self.context.door.leaving(upload), upload.buffers
@@ -296,7 +297,7 @@ class ClientNode:
 
 
 def _told_to_server(problem: FedveilError) -> str:
-    """Why a round is refused, without the words that tell of the client's lifetime or of its disk."""
+    """Return why a round is refused, without details of the client's lifetime or disk."""
     if isinstance(problem, BudgetExhausted):
         return _SPENT
     return _RECORD if isinstance(problem, LedgerError | DamagedState) else str(problem)

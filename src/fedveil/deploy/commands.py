@@ -116,11 +116,11 @@ def join(
     except KeyboardInterrupt:
         typer.echo("left; ledgers and states are on the disk")
     sys.stdout.flush()
-    os._exit(int(check and not fits))  # threads of Flower that wait for a message which never arrives would hold the process
+    os._exit(int(check and not fits))  # Flower's threads that wait for a message which never arrives would block the exit
 
 
 def _row(record: Row) -> None:
-    """One line of a round."""
+    """Print one line for a round."""
     scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
     spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""
     typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")

@@ -1,6 +1,6 @@
-"""What a client agrees to (`consent.toml`), and the judgement of a run that a server offers.
+"""A client's consent (`consent.toml`), and the check of an offered run against it.
 
-The client certifies the offered configuration itself. It believes no number that the server sends.
+The client certifies the offered configuration itself. It trusts no number that the server sends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ConsentRefused(ConfigError):
-    """A run that goes beyond what the client agreed to; nothing was charged."""
+    """Raised for a run that exceeds the client's consent; nothing was charged."""
 
 
 class _Section(BaseModel):
@@ -48,9 +48,9 @@ class _Section(BaseModel):
 
 
 class Lifetime(_Section):
-    """What all runs together may cost in one view.
+    """Cap on the total cost of all runs in one view.
 
-    order: Renyi order at which runs with secret samples are added up; left out, all are counted as if every client took part in
+    order: Renyi order at which runs with secret samples are added up; if omitted, they count as if every client took part in
     every round.
     """
 
@@ -60,9 +60,9 @@ class Lifetime(_Section):
 
 
 class OwnData(_Section):
-    """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself.
+    """Location of this client's data: a file of its own, or (for demonstrations) a part of data that fedveil provides.
 
-    columns: of the file, those that runs may train on. part: with a file, that part of it which the configured partition gives.
+    columns: of the file, those that runs may train on. part: with a file, the part of it that the configured partition gives.
     """
 
     file: str | None = None
@@ -83,10 +83,10 @@ class OwnData(_Section):
 
 
 class Limits(_Section):
-    """How much work a run may be, by its configuration alone: nothing here follows from the client's examples.
+    """Limits on a run's work, judged by its configuration alone: nothing here depends on the client's examples.
 
-    parameters: of the model. rounds, clients: of the run. steps: local steps a round, and any number of steps of the method.
-    seconds: that judging an offer may take.
+    parameters: of the model. rounds, clients: of the run. steps: local steps per round, and any number of steps of the method.
+    seconds: for checking an offer.
     """
 
     parameters: int = Field(25_000_000, ge=1)
@@ -97,26 +97,26 @@ class Limits(_Section):
 
     @classmethod
     def none(cls, parameters: int) -> Limits:
-        """As good as none, for a model of that many parameters, which messages are held to."""
+        """Return limits that are practically infinite, except for the size of messages, for a model with so many parameters."""
         most = 2**62
         return cls(parameters=parameters, rounds=most, clients=most, steps=most, seconds=float(most))
 
     @property
     def message(self) -> int:
-        """Bytes that a message to this client has at most: a round brings a few vectors as long as the model."""
+        """Return the largest size of a message to this client in bytes: a round has a few vectors as long as the model."""
         return 64 * self.parameters + 2**23
 
     @property
     def memory(self) -> int:
-        """Bytes that the SuperNode may have, which holds a message before anybody has judged it."""
+        """Return the memory limit of the SuperNode in bytes; it holds a message before it is checked."""
         return self.message + 2**30
 
 
 class Consent(_Section):
-    """What a client agrees to.
+    """Consent of a client.
 
     lifetime: a cap for each view in which it takes part; a view without one is refused.
-    unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier of any release.
+    unit, adjacency: which these caps refer to. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
     limits: on work.
     """
@@ -132,7 +132,7 @@ class Consent(_Section):
 
 @dataclass(frozen=True)
 class Judged:
-    """A run that was accepted, as the client itself resolved it."""
+    """An accepted run, as resolved by the client itself."""
 
     experiment: Experiment
 
@@ -150,10 +150,10 @@ class Judged:
 
 
 def read_consent_file(path: Path) -> Consent:
-    """The consent in a file; its data's path is relative to the file.
+    """Return the consent in a file; its data's path is relative to the file.
 
     Raises:
-        ConfigError: it cannot be read, or does not say what it must.
+        ConfigError: the file cannot be read, or its content is invalid.
     """
     try:
         raw: dict[str, Any] = toml_values(path.read_text(encoding="utf-8-sig"))
@@ -169,7 +169,7 @@ def read_consent_file(path: Path) -> Consent:
 
 
 def judged_in_time(consent: Consent, config: Config) -> Judged:
-    """As `judged`, in a child process that is ended when `limits.seconds` are over, whatever takes long there (on Linux).
+    """Call `judged` in a child process that is killed after `limits.seconds` (on Linux).
 
     Raises:
         ConsentRefused: as `judged`; or it takes longer.
@@ -182,22 +182,22 @@ def judged_in_time(consent: Consent, config: Config) -> Judged:
             return ["refused", str(refusal)]
 
     try:
-        kind, found = in_child(judge, "judging the run", consent.limits.seconds)
+        kind, content = in_child(judge, "judging the run", consent.limits.seconds)
     except ChildHung:
         raise ConsentRefused(
             f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
         ) from None
     if kind == "refused":
-        raise ConsentRefused(found)
-    accepted: Judged = pickle.loads(b64decode(found))  # of this very process, a moment ago
+        raise ConsentRefused(content)
+    accepted: Judged = pickle.loads(b64decode(content))  # written by this process a moment ago
     return accepted
 
 
 def judged(consent: Consent, config: Config) -> Judged:
-    """The offered run, if the consent covers it. What is left of the lifetime is asked elsewhere (`client_ledger`).
+    """Return the offered run if the consent covers it; `client_ledger` checks what remains of the lifetime.
 
     Raises:
-        ConsentRefused: it does not, with the reason.
+        ConsentRefused: the consent does not cover it, with the reason.
     """
     scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
     _refuse_code(config)
@@ -231,25 +231,25 @@ def judged(consent: Consent, config: Config) -> Judged:
 
 
 def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
-    """Refuse a release with less noise than the client asks for. Plans that adapt are asked when they are made.
+    """Refuse a release with less noise than the client requires; adaptive plans are checked when they are made.
 
     Raises:
-        ConsentRefused: it has less, by more than a rounding.
+        ConsentRefused: it has less noise, by more than a rounding error.
     """
-    found = noise_of(plan, setting)
-    if found < consent.least_noise * (1 - ROUNDING):
+    multiplier = noise_of(plan, setting)
+    if multiplier < consent.least_noise * (1 - ROUNDING):
         raise ConsentRefused(
-            f"the noise multiplier is {found:.4g} in one of its rounds, and this client asks for {consent.least_noise:g}"
+            f"the noise multiplier is {multiplier:.4g} in one of its rounds, and this client asks for {consent.least_noise:g}"
         )
 
 
 def require_price(accepted: Judged, plan: Plan | Raw) -> None:
-    """Refuse a round of DP-SGD that costs more than any that was planned, in views where those were charged in advance.
+    """Refuse a DP-SGD round that costs more than any planned one, in views where these were charged in advance.
 
-    There a plan adapts to what the server sends, and nothing else asks what it costs.
+    In these views a plan adapts to the server's messages, and its cost is not checked elsewhere.
 
     Raises:
-        ConsentRefused: it does.
+        ConsentRefused: the round costs more.
     """
     s = accepted.setting
     if s.scope.view is View.SERVER or not isinstance(plan, LocalDpSgd):
@@ -260,7 +260,7 @@ def require_price(accepted: Judged, plan: Plan | Raw) -> None:
 
 
 def _covers(planned: Event, event: Event) -> bool:
-    """Whether rounds of DP-SGD that were charged as `planned` hold one that costs `event`."""
+    """Return whether DP-SGD rounds charged as `planned` include one that costs `event`."""
     return (
         isinstance(planned, SampledGaussian)
         and isinstance(event, SampledGaussian)
@@ -271,7 +271,7 @@ def _covers(planned: Event, event: Event) -> bool:
 
 
 def _refuse_code(config: Config) -> None:
-    """Nothing that a server sends is run, and no file that it names is opened."""
+    """Refuse a run that would execute code from the server or open files that it names."""
     named = [*config.code, *([config.task.name] if isinstance(config.task, PluginTask) else [])]
     if isinstance(config.method, PluginMethod):
         named.append(config.method.name)
@@ -304,13 +304,13 @@ def _refuse_work(limits: Limits, config: Config) -> None:
 
 
 def _beyond(limits: Limits, asked: dict[str, tuple[int, str]]) -> str:
-    """The first number that is above its limit."""
-    found = ((key, value, name, getattr(limits, name)) for key, (value, name) in asked.items())
-    return next((f"{key} is {value:,}, and limits.{name} is {most:,}" for key, value, name, most in found if value > most), "")
+    """Return a message for the first number above its limit, or an empty string."""
+    limited = ((key, value, name, getattr(limits, name)) for key, (value, name) in asked.items())
+    return next((f"{key} is {value:,}, and limits.{name} is {most:,}" for key, value, name, most in limited if value > most), "")
 
 
 def _whole(options: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers among options, those in lists with the name of the list."""
+    """Yield the whole numbers among options; those in lists get the name of the list."""
     for key, value in options.items():
         for one in value if isinstance(value, list | tuple) else [value]:
             if type(one) is int:
@@ -318,7 +318,7 @@ def _whole(options: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _refuse_columns(consent: Consent, config: Config) -> None:
-    """Nothing of the client's table is read but what it named."""
+    """Refuse a run that reads columns of the client's table which the consent does not name."""
     source = config.data.source
     if consent.data.file is None or not isinstance(source, TableSource):
         return

@@ -1,4 +1,4 @@
-"""`fedveil net demo`: a server and its clients on one machine, as they would be on several; all but the run is removed again."""
+"""Command `fedveil net demo`: a server and its clients on one machine, as they would be on several."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ BESIDE = ".fedveil-demo"
 """Suffix of the folder of all machines, after the name of the run directory."""
 _LOOK = 0.2
 _GRACE = 30.0
-"""Seconds that a client has to end."""
+"""Seconds that a client gets to end."""
 
 
 def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Row], None] | None = None) -> Result:
-    """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
+    """Train as configured, each client in a separate process, with TLS, keys, consent and ledgers.
 
     Raises:
-        ConfigError, LedgerError, BudgetExhausted: several machines cannot do this run, or privacy.budget has no room for it; no
+        ConfigError, LedgerError, BudgetExhausted: the run is impossible over several machines, or exceeds privacy.budget; no
             process was started. FedveilError: as `serve`.
     """
     experiment = resolve(config)
@@ -62,20 +62,20 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
     with _machines(out) as folder:
         network = make_network(folder / "server", "127.0.0.1", free_port())
         for number, consent in enumerate(consents):
-            own = owner_only_folder(folder / f"client-{number}")
-            (own / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
-            make_client_key(own / "key")
-            network.admit(own / "key.pub")
+            folder_of_client = owner_only_folder(folder / f"client-{number}")
+            (folder_of_client / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
+            make_client_key(folder_of_client / "key")
+            network.admit(folder_of_client / "key.pub")
         with _joining(network, clients, tell) as join:
             return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round, on_up=join))
 
 
 @contextmanager
 def _machines(out: Path) -> Iterator[Path]:
-    """A folder beside the run directory, with keys and states of all machines; it goes with the demonstration.
+    """Yield a folder next to the run directory, with keys and states of all machines, and remove it afterwards.
 
-    One that was killed leaves it, and a run directory in which nothing may have been released yet: the next one at this place
-    removes both. Without a release, a run directory is removed with the folder, too.
+    A killed demonstration leaves it behind, and perhaps a run directory without any release: the next one at this place removes
+    both. A run directory without a release is removed together with the folder.
     """
     run = out.resolve()
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def _remove_unreleased(run: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, in which processes that were told to end may still write for a moment."""
+    """Remove a folder in which ending processes may still write for a moment."""
     end = time.monotonic() + _GRACE
     while folder.exists():
         try:
@@ -114,7 +114,7 @@ def _remove(folder: Path) -> None:
 
 
 def consent_to(config: Config, number: int) -> dict[str, Any]:
-    """The consent of a client to just this run, as in `consent.toml`.
+    """Return a client's consent to exactly this run, as in `consent.toml`.
 
     Raises:
         ConfigError: no client can consent to it.
@@ -136,7 +136,7 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
     lifetime = {"epsilon": max(cost, proven.epsilon) * 1.001, "delta": proven.delta}
     if sampled:
         lifetime["order"] = best_order(lifetime["epsilon"], proven.delta, bounded, adjacency)
-    found = {
+    consent = {
         "data": {"part": number, **_own_table(config)},
         "lifetime": {str(config.privacy.view): lifetime},
         "unit": str(config.privacy.unit),
@@ -144,12 +144,12 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
         "seeded_noise": config.run.seeded_noise,
         "limits": Limits.none(setting.layout.dimension).model_dump(),
     }
-    judged(Consent.model_validate(found), offered)
-    return found
+    judged(Consent.model_validate(consent), offered)
+    return consent
 
 
 def _own_table(config: Config) -> dict[str, Any]:
-    """The file of which each client has a part, where the data are a table of one's own."""
+    """Return the client's section of the consent for user-defined tables: the file and its columns."""
     source = config.data.source
     if not isinstance(source, TableSource):
         return {}
@@ -158,10 +158,10 @@ def _own_table(config: Config) -> dict[str, Any]:
 
 
 def with_clients(config: Config, clients: int | None) -> Config:
-    """The configuration with that many clients in its partition.
+    """Return the configuration with that many clients in its partition.
 
     Raises:
-        ConfigError: its partition has a number of its own.
+        ConfigError: the data determine the number of clients.
     """
     if clients is None:
         return config
@@ -173,16 +173,16 @@ def with_clients(config: Config, clients: int | None) -> Config:
 
 @contextmanager
 def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """What starts the clients' processes, each with a consent to just what is configured; they end with the block.
+    """Yield a function that starts the clients' processes; they end with the block.
 
-    They are started when the server is up, and as many at a time as there are cores: each loads its libraries for seconds, and
-    many at once would let all their connections time out. `tell` hears of those that ended too early.
+    It is called when the server is up. As many clients as cores start at a time: each loads libraries for seconds, and many at
+    once would let all connections time out. `tell` is called for those that ended too early.
     """
     processes: list[subprocess.Popen[bytes]] = []
     ended = threading.Event()
 
     def busy() -> int:
-        """Clients that have neither answered the offer nor ended."""
+        """Return the number of clients that have neither answered the offer nor ended."""
         logs = [network.path.parent / f"client-{number}" / "log" for number in range(len(processes))]
         return sum(p.poll() is None and b"\nrun " not in log.read_bytes() for p, log in zip(processes, logs, strict=True))
 
@@ -202,7 +202,7 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
                         command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=ends_with_parent()
                     )
                 )
-        ended.wait()  # the system ends them with the thread that started them
+        ended.wait()  # the system kills them when the thread that started them ends
 
     starter = threading.Thread(target=start, daemon=True)
     try:
@@ -219,13 +219,13 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
         for process in processes:
             try:
                 process.wait(_GRACE)
-            except subprocess.TimeoutExpired:  # Python may lose a signal that comes while it collects garbage
+            except subprocess.TimeoutExpired:  # Python may lose a signal that arrives during garbage collection
                 process.kill()
                 process.wait()
 
 
 def ended_early(number: int, status: int, log: Path) -> str:
-    """What is said of a client's process that has ended before it was told to: how, and the end of what it printed."""
+    """Describe how a client's process ended before it was told to, with the end of its output."""
     how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
-    said = " | ".join(line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
-    return f"client {number} ended {how} before the run did: {said or 'it printed nothing'}"
+    output = " | ".join(line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
+    return f"client {number} ended {how} before the run did: {output or 'it printed nothing'}"

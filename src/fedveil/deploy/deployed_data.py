@@ -1,4 +1,4 @@
-"""Data where a run is spread over machines: the server has what is public, a client has its own examples, and nobody has both."""
+"""Data of a run over several machines: the server has what is public, each client its own examples, and nobody both."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def public_part(experiment: Experiment) -> Prepared:
-    """What the server has: the public test set, and no example of any client. All numbers come from the configuration.
+    """Return the server's data: the public test set, and no example of any client. All numbers come from the configuration.
 
-    Of `data.source` the test file alone is opened.
+    From `data.source` only the test file is opened.
 
     Raises:
-        ConfigError: there is no public test set, something public would be taken from the clients' examples, or clients would
-            weigh by how many these are.
+        ConfigError: the test set is missing, public data would be taken from the clients' examples, or clients would be weighted
+            by their number of examples.
     """
     spec, method = experiment.data, experiment.method
     if weighting_of(method) == "examples":
@@ -61,15 +61,15 @@ def public_part(experiment: Experiment) -> Prepared:
 def own_part(
     experiment: Experiment, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
 ) -> Prepared:
-    """What one client has: its own examples, as those of client number `client`, and nobody else's.
+    """Return the data of client number `client`: its own examples and no others.
 
     Args:
-        file: all of it is this client's; it takes the place of that of `data.source`. None: its part of the configured partition.
-        part: of the file, too, its part of the configured partition alone is this client's.
-        tell: called with a line about rows that take no part.
+        file: replaces the file of `data.source`, and belongs to this client alone. None: its part of the configured partition.
+        part: with a file, only its part of the configured partition belongs to this client.
+        tell: called with a line about rows that are left out.
 
     Raises:
-        ConfigError, DataError: there are no such data.
+        ConfigError, DataError: such data do not exist.
     """
     spec = experiment.data
     if file is None or part:
@@ -87,45 +87,44 @@ def own_part(
     alone = _prepared(experiment, dataset, {client: np.arange(len(fits))})
     partition, tests = alone.partition, None
     if spec.section.client_test_fraction:
-        partition, own = client_test_split(partition, spec.section.client_test_fraction, seed=spec.seed)
-        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
-    kept = partition.clients[client]
-    return replace(_prepared(experiment, dataset, {client: kept[fits[kept]]}), client_tests=tests)
+        partition, test_parts = client_test_split(partition, spec.section.client_test_fraction, seed=spec.seed)
+        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, test_parts)
+    indices = partition.clients[client]
+    return replace(_prepared(experiment, dataset, {client: indices[fits[indices]]}), client_tests=tests)
 
 
 def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) -> tuple[Dataset, NDArray[np.bool_]]:
-    """All rows of a client's own file, and which of them are as configured; the others keep their places, and hold zeros.
+    """Return all rows of a client's own file, and whether each is valid; invalid rows keep their places, and hold zeros.
 
-    DP-SGD counts on it that a record moves nothing but its own gradient. Read together, one value that does not fit would keep
-    all rows of the client from training; and so would one on which the network fails when it is tried on examples of the test
-    set. So that is an example of nobody.
+    DP-SGD assumes that a record affects only its own gradient. If the file were checked as a whole, one invalid value, or one on
+    which the network fails in the rehearsal, would keep all rows from training. So an invalid row is nobody's example.
     """
     info, source = experiment.population.data, _of_client(experiment.data, file)
-    found = list(source.rows())
-    x, y = _zeros(info, len(found))
-    for i, row in enumerate(found):
+    rows = list(source.rows())
+    x, y = _zeros(info, len(rows))
+    for i, row in enumerate(rows):
         if not isinstance(row, str):
             x[i], y[i] = row
     with np.errstate(over="ignore"):
         finite = np.isfinite(standardise(x, info)).reshape(len(x), -1).all(1)
     x[~finite] = 0
-    fits = finite & np.array([not isinstance(row, str) for row in found])
+    fits = finite & np.array([not isinstance(row, str) for row in rows])
     if not fits.all():
-        row = found[int(fits.argmin())]
+        row = rows[int(fits.argmin())]
         why = row if isinstance(row, str) else "numbers beyond float32 when they are normalised"
         tell(f"{(~fits).sum()} of {len(fits)} rows are not as the configuration says, and take no part; the first: {why}")
     return Dataset(info, x, y, *_zeros(info, 1)), fits
 
 
 def no_part(experiment: Experiment) -> Prepared:
-    """What a client has whose own examples are not as configured: none, so that whatever it releases is zero and noise."""
+    """Return the data of a client whose examples are invalid: none, so that it releases zero with noise."""
     info = experiment.population.data
     x, y = _zeros(info, 1)
     return _prepared(experiment, Dataset(info, x, y, x, y), {})
 
 
 def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """So many inputs and targets that say nothing."""
+    """Return placeholder inputs and targets."""
     x = np.zeros((count, *info.input_shape), "int64" if info.vocabulary else "float32")
     return x, np.zeros((count, *info.target.shape), info.target.dtype)
 
@@ -153,10 +152,10 @@ def _table(spec: DataSpec) -> TableSource:
 
 
 def _of_client(spec: DataSpec, file: str) -> TableSource:
-    """A file with the columns of `data.source`, for training and for testing alike."""
+    """Return a file as source with the columns of `data.source`, both for training and for testing."""
     return _table(spec).model_copy(update={"file": file, "test_file": file, "client": None})
 
 
 def _only(spec: DataSpec, file: str) -> Dataset:
-    """All rows of such a file."""
+    """Return all rows of such a file."""
     return _of_client(spec, file).examples(spec.section.name)

@@ -1,16 +1,16 @@
-"""A mod for clients of an existing Flower app: the answer of a train function leaves through the door alone.
+"""A mod for clients of an existing Flower app: a train function's update is released only through the door.
 
-Flower gives a mod neither its app nor its place in it. Both are on the call stack.
+Flower gives a mod neither its app nor its position in it. Both are found on the call stack.
 
-A folder is the lifetime of one client, whatever its node is called. Only the nodes of a simulation, which Flower numbers by the
-part of the data that each has, keep several lifetimes in one folder.
+A folder is the lifetime of one client, whatever its node is called. Only the nodes of a simulation, which Flower numbers by their
+part of the data, have several lifetimes in one folder.
 
     app = ClientApp(mods=[dp_mod(clip=1.0, epsilon=8.0, delta=1e-5, rounds=10, ledger="~/fedveil")])
 
-The server view: the update is clipped and noised here, and charged to the client's own ledger before it is answered. Of the reply
-of the train function nothing but the floating-point arrays is looked at; names, order, shapes and types are those of the
-instruction, the weight of every client is 1, and the reply's own metadata are written before training begins. First in the list
-of a whole app, nothing else of the app can answer; elsewhere, what can is named in the client's log.
+This is the server view: the update is clipped and noised here, and charged to the client's own ledger before the reply. From the
+train function's reply only the floating-point arrays are read. Names, order, shapes and types are those of the instruction, every
+client has weight 1, and the reply's metadata are written before training begins. If the mod is first in the list of a whole
+app, nothing else of the app can answer; otherwise the client's log names what can.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What surrounds a mod.
+    """Position of a mod in its app.
 
     Args:
-        outside: names of what handles a reply after the mod. within: whether the mod is called inside another of its kind.
+        outside: names of code that handles a reply after the mod. within: whether the mod is called inside another of its kind.
         bare: names of the app's functions that are registered without the mod.
     """
 
@@ -63,7 +63,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, frame: FrameType | None, mod: type) -> Surroundings:
-        """Those of a mod, from the frame that called it; nothing where no ClientApp did."""
+        """Return the position of a mod, from the frame that called it; empty if no ClientApp did."""
         from flwr.clientapp import ClientApp
 
         called, within, outside = mod.__call__.__code__, False, []
@@ -80,7 +80,7 @@ class Surroundings:
 
 
 def _mods(function: Any) -> Iterator[Any]:
-    """The mods that Flower put round a function, outermost first."""
+    """Yield the mods that Flower wrapped around a function, outermost first."""
     while (cells := _closure(function)).keys() >= {"_mod", "_ffn"}:
         yield cells["_mod"]
         function = cells["_ffn"]
@@ -92,13 +92,13 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 ITSELF = 0
-"""The number under which a client counts itself."""
+"""Number under which a client counts itself."""
 _OWNER = "lifetime"
-"""The file that says whose lifetime the folder keeps."""
+"""File that names the owner of the folder's lifetime."""
 _STATE = "fedveil"
-"""The record of Flower's state of a node, which lasts for a run."""
+"""Record in Flower's state of a node, which lasts for a run."""
 _ANSWERED: dict[Path, dict[int, tuple[str, Any]]] = {}
-"""Of each folder the nodes that this process has answered for: their names, and how many parts the data have."""
+"""Nodes that this process has answered for, by folder: their names, and into how many parts the data are divided."""
 
 
 @dataclass(frozen=True)
@@ -110,51 +110,51 @@ class AppFolder:
 
     @classmethod
     def of(cls, folder: Path, context: Any) -> AppFolder:
-        """That of a node.
+        """Return the folder and lifetime of a node.
 
         Raises:
-            ConfigError: the folder is the lifetime of another one. LedgerError: it has lost what this node charged in this run.
+            ConfigError: the folder is the lifetime of another client. LedgerError: it has lost charges of this node in this run.
         """
         part = context.node_config.get("partition-id")
-        found = cls(folder, "client" if part is None else f"client-{int(part)}")
-        alone = not found._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
-        if alone and not (found.path.exists() or head_path(found.path).exists()) and (owner := found._owner()) != found.name:
+        made = cls(folder, "client" if part is None else f"client-{int(part)}")
+        alone = not made._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
+        if alone and not (made.path.exists() or head_path(made.path).exists()) and (owner := made._owner()) != made.name:
             raise ConfigError(
-                f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {found.name}; "
+                f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {made.name}; "
                 f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
                 f"none if it had none); another client of this machine runs under an account, or a HOME, of its own"
             )
-        charged = int(dict(context.state.get(_STATE, {})).get(str(found.path), 0))
-        if charged and (not head_path(found.path).exists() or read_head(found.path)[0] < charged):
+        charged = int(dict(context.state.get(_STATE, {})).get(str(made.path), 0))
+        if charged and (not head_path(made.path).exists() or read_head(made.path)[0] < charged):
             raise LedgerError(
-                f"{found.path} has lost releases that left in this run, or is gone: put back what was there, which still counts"
+                f"{made.path} has lost releases that left in this run, or is gone: put back what was there, which still counts"
             )
-        return found
+        return made
 
     def note(self, context: Any) -> None:
-        """Keep at the node, for this run, how many releases the lifetime holds."""
+        """Store at the node, for this run, how many releases the lifetime holds."""
         from flwr.app import ConfigRecord
 
-        with suppress(AttributeError, TypeError):  # a state that the app has replaced by something else
-            held = dict(context.state.get(_STATE, {}))
-            context.state[_STATE] = ConfigRecord({**held, str(self.path): read_head(self.path)[0]})
+        with suppress(AttributeError, TypeError):  # the app has replaced the state by something else
+            counts = dict(context.state.get(_STATE, {}))
+            context.state[_STATE] = ConfigRecord({**counts, str(self.path): read_head(self.path)[0]})
 
     @property
     def path(self) -> Path:
-        """The ledger of the lifetime."""
+        """Return the path of the lifetime's ledger."""
         return self.folder / f"{self.name}.sqlite"
 
     def ledger(self, epsilon: float, delta: float, scope: Scope, run: int) -> BudgetedLedger:
-        """Where a run charges its releases; the lifetime is made when first asked for."""
+        """Return the ledger to which a run charges its releases; the lifetime is created when first needed."""
         return lifetime_budget(self.path, epsilon, delta, scope).ledger(f"flower/{run}", ITSELF)
 
     def models(self, run: int) -> list[Kinds]:
-        """The models that a run has sent before, as they were the first time."""
-        found = self._models().get(str(run), [])
-        return [{name: Kind(kind, tuple(shape), *more) for name, (kind, shape, *more) in one.items()} for one in found]
+        """Return the models that a run has sent before, as first received."""
+        stored = self._models().get(str(run), [])
+        return [{name: Kind(kind, tuple(shape), *more) for name, (kind, shape, *more) in one.items()} for one in stored]
 
     def remember(self, run: int, kinds: Kinds) -> None:
-        """Keep a model as it is sent the first time."""
+        """Store a model as first received."""
         models = self._models()
         models.setdefault(str(run), []).append(dict(kinds))
         owner_only_folder(self.folder)
@@ -165,16 +165,16 @@ class AppFolder:
         return self.folder / f"{self.name}.models.json"
 
     def _models(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = json.loads(self._sent.read_text(encoding="utf-8")) if self._sent.exists() else {}
-        return found
+        models: dict[str, list[Any]] = json.loads(self._sent.read_text(encoding="utf-8")) if self._sent.exists() else {}
+        return models
 
     def _owner(self) -> str:
-        """Whose lifetime the folder keeps: who came first."""
+        """Return the name of the lifetime that the folder holds: the first one."""
         owner_only_folder(self.folder)
-        there, file = sorted(path.stem for path in self.folder.glob("client*.sqlite")), self.folder / _OWNER
+        ledgers, file = sorted(path.stem for path in self.folder.glob("client*.sqlite")), self.folder / _OWNER
         try:
             with open(file, "x", opener=owner_only, encoding="utf-8") as new:
-                new.write(there[0] if there else self.name)
+                new.write(ledgers[0] if ledgers else self.name)
         except FileExistsError:
             pass
         for _ in range(100):  # another process may be writing it
@@ -184,16 +184,16 @@ class AppFolder:
         raise ConfigError(f"{file} is empty: write into it the name of the ledger beside it, without .sqlite")
 
     def _is_simulated(self, node: int, parts: Any) -> bool:
-        """Whether this is one of the nodes of a simulation: each has its own part of the same number of parts."""
+        """Return whether this is a node of a simulation: each has a different part of the same number of parts."""
         others = _ANSWERED.setdefault(self.folder, {})
-        own = others.setdefault(node, (self.name, parts))
-        if own != (self.name, parts) or parts is None or self.name == "client":
+        registered = others.setdefault(node, (self.name, parts))
+        if registered != (self.name, parts) or parts is None or self.name == "client":
             return False
-        return _in_flowers_simulation() or (len(others) > 1 and all(there == parts for _, there in others.values()))
+        return _in_flowers_simulation() or (len(others) > 1 and all(count == parts for _, count in others.values()))
 
 
 def _in_flowers_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation; a deployed node has processes of its own."""
+    """Return whether this process is a worker of Flower's simulation; a deployed node has processes of its own."""
     ray = sys.modules.get("ray")
     return "flwr.simulation.ray_transport.ray_actor" in sys.modules and ray is not None and bool(ray.is_initialized())
 
@@ -205,10 +205,10 @@ _OTHER = (
 _SPENT = "refused: the budget of this client is spent"
 _UNFIT = "refused: the instruction, or the ledger of this client, is not what dp_mod needs; the client's own log has the reason"
 _PRECONDITION = 6
-"""Flower's error code of a mod that cannot go on."""
+"""Flower's error code of a mod that cannot continue."""
 _log = logging.getLogger(__name__)
-_said: set[tuple[Path, int, str]] = set()
-"""What this process has said of a run, which each of its nodes would say again."""
+_logged: set[tuple[Path, int, str]] = set()
+"""Lines about a run that this process has logged, which each of its nodes would repeat."""
 
 Train = Callable[[Any, Any], Any]
 
@@ -223,16 +223,16 @@ def dp_mod(
     weight: str = "num-examples",
     untouched: Sequence[str] = UNTOUCHED,
 ) -> DpMod:
-    """A mod that releases a client's update through the door, with noise of its own.
+    """Return a mod that releases a client's update through the door, with the client's own noise.
 
     Args:
-        clip: C, L2 bound on the update. epsilon, delta: of all that leaves this client, over its lifetime. rounds: how many
-            releases that is; the noise follows.
+        clip: C, L2 bound on the update. epsilon, delta: total for all releases of this client, over its lifetime. rounds: number
+            of these releases, which determines the noise.
         ledger: the client's folder for its ledger, an absolute path or one that begins with ~.
         weight: key of the metric by which the server's strategy weighs clients. untouched: as in `AppArrays`.
 
     Raises:
-        ConfigError: an impossible number, or a relative path.
+        ConfigError: a number is impossible, or the path is relative.
     """
     folder = absolute_path("ledger", ledger)
     if not (epsilon > 0 and math.isfinite(epsilon) and 0 < delta < 1 and rounds == int(rounds) >= 1):
@@ -246,22 +246,22 @@ def dp_mod(
 
 
 def absolute_path(key: str, path: str | Path) -> Path:
-    """A path that means the same wherever Flower starts an app.
+    """Return an absolute path, which means the same wherever Flower starts an app.
 
     Raises:
         ConfigError: it is relative.
     """
-    found = Path(path).expanduser()
-    if not found.is_absolute():
+    absolute = Path(path).expanduser()
+    if not absolute.is_absolute():
         raise ConfigError(
             f"{key} = '{path}': give an absolute path or one with ~, since Flower starts apps in folders of its own"
         )
-    return found
+    return absolute
 
 
 @dataclass(frozen=True)
 class DpMod:
-    """The mod that `dp_mod` makes; it pickles, as a mod must that is sent to a worker."""
+    """Mod made by `dp_mod`; it can be pickled, as a mod must be to reach a worker."""
 
     plan: Plan
     epsilon: float
@@ -271,41 +271,42 @@ class DpMod:
     untouched: tuple[str, ...]
 
     def __call__(self, message: Any, context: Any, call_next: Train) -> Any:
-        """The reply with what was released, or a refusal of which no word depends on the client's data."""
+        """Return the reply with the release, or a refusal whose text does not depend on the client's data."""
         from flwr.app import Message, MetricRecord, RecordDict
 
         around = Surroundings.of(sys._getframe(1), DpMod)
         if around.within:
-            return call_next(message, context)  # released, and charged, by the outer one
+            return call_next(message, context)  # the outer one releases and charges
         if message.metadata.message_type.partition(".")[0] != "train":
             return _refusal(message, _OTHER)
         reply, refusals = Message(RecordDict(), reply_to=message), {text: _refusal(message, text) for text in (_SPENT, _UNFIT)}
         ledger = None
         try:
             name, record = _instructed(message.content)
-            run, round, own = int(context.run_id), _round(message.content), AppFolder.of(self.folder, context)
-            known = own.models(run)
-            arrays = AppArrays.of(record, self.untouched, known, late=round > 0)
-            if first := arrays.kinds not in known:
+            run, round, folder = int(context.run_id), _round(message.content), AppFolder.of(self.folder, context)
+            earlier = folder.models(run)
+            arrays = AppArrays.of(record, self.untouched, earlier, late=round > 0)
+            if first := arrays.kinds not in earlier:
                 self._begin(run, arrays, around)
-            ledger = own.ledger(self.epsilon, self.delta, SCOPE, run)
+            ledger = folder.ledger(self.epsilon, self.delta, SCOPE, run)
             door = Door(arrays.layout, SCOPE, "flower", ledger, Randomness(0))
             if not door.admits(self.plan, ITSELF, round):
                 raise BudgetExhausted(
-                    f"{own.path}: nothing is left for a release; all nodes, runs and apps that use this file share what it allows"
+                    f"{folder.path}: nothing is left for a release; all nodes, runs and apps that use this file share what it "
+                    f"allows"
                 )
-            content = _answered(_sent(message, name, arrays), context, call_next)
+            content = _trained_content(_sent(message, name, arrays), context, call_next)
             if first:
                 refused = {n: arrays.kinds[n]._replace(released=None) for n in _refilled(arrays, content)}
-                own.remember(run, {**arrays.kinds, **refused})  # a second reply would tell more
+                folder.remember(run, {**arrays.kinds, **refused})  # a second reply would reveal more
                 if refused:
                     raise not_constant(list(refused))
             upload = door.upload(_moved(door, arrays, content), self.plan, ITSELF, round)
-            own.note(context)
+            folder.note(context)
         except BudgetExhausted as problem:
             _log.warning("refused: %s", problem)
             return refusals[_SPENT]
-        except Exception as problem:  # its words stay here
+        except Exception as problem:  # its text stays here
             _log.warning("refused: %s", problem, exc_info=not isinstance(problem, FedveilError))
             return refusals[_UNFIT]
         finally:
@@ -315,7 +316,7 @@ class DpMod:
         return reply
 
     def _begin(self, run: int, arrays: AppArrays, around: Surroundings) -> None:
-        """Say once what a reader of this client's log must know of a run.
+        """Log once per run what a reader of this client's log must know.
 
         Raises:
             ConfigError: the app has train functions without the mod.
@@ -347,13 +348,13 @@ class DpMod:
             )
 
     def _say(self, run: int, line: str) -> None:
-        if (self.folder, run, line) not in _said:
-            _said.add((self.folder, run, line))
+        if (self.folder, run, line) not in _logged:
+            _logged.add((self.folder, run, line))
             _log.warning("%s", line)
 
 
-def _answered(message: Any, context: Any, call_next: Train) -> Any:
-    """The content of a train function's reply, or None where there is none."""
+def _trained_content(message: Any, context: Any, call_next: Train) -> Any:
+    """Return the content of a train function's reply, or None if it failed."""
     try:
         return call_next(message, context).content
     except KeyboardInterrupt:
@@ -364,7 +365,7 @@ def _answered(message: Any, context: Any, call_next: Train) -> Any:
 
 
 def _moved(door: Door, arrays: AppArrays, content: Any) -> Tensor:
-    """What training moved, or zero where there is nothing that may leave."""
+    """Return the update, or zero if it may not be released."""
     if content is None:
         return arrays.nothing
     try:
@@ -381,7 +382,7 @@ def _moved(door: Door, arrays: AppArrays, content: Any) -> Tensor:
 
 
 def _refilled(arrays: AppArrays, content: Any) -> list[str]:
-    """Arrays with NaN or infinite values that training changed; a reply that does not fit tells nothing of them."""
+    """Return non-finite arrays that training changed; none if the reply does not fit."""
     try:
         return [] if content is None else arrays.refilled(content)
     except Exception:
@@ -389,7 +390,7 @@ def _refilled(arrays: AppArrays, content: Any) -> list[str]:
 
 
 def _instructed(content: Any) -> tuple[str, Any]:
-    """The one ArrayRecord of an instruction, with its name."""
+    """Return the name and the one ArrayRecord of an instruction."""
     records = list(content.array_records.items())
     if any(name.startswith("fitins.") for name, _ in records):
         raise UpdateRefused("the app is one of NumPyClient or Client: dp_mod is for apps of the message API (@app.train)")
@@ -400,7 +401,7 @@ def _instructed(content: Any) -> tuple[str, Any]:
 
 
 def _sent(message: Any, name: str, arrays: AppArrays) -> Any:
-    """The message as a train function is to see it: integers that a strategy turned into floats are integers again."""
+    """Return the message for the train function, with integers restored that a strategy turned into floats."""
     from flwr.app import RecordDict
 
     if all(array.dtype == arrays.arrays[key].dtype for key, array in message.content[name].items()):
@@ -411,7 +412,7 @@ def _sent(message: Any, name: str, arrays: AppArrays) -> Any:
 
 
 def _round(content: Any) -> int:
-    """The server's number of the round, by which the ledger's row is labelled, from 0; nothing else depends on it."""
+    """Return the server's round number from 0, used only to label the ledger's row."""
     numbers = [config.get("server-round") for config in content.config_records.values()]
     return next((n - 1 for n in numbers if type(n) is int and 1 <= n < 2**62), 0)
 

@@ -1,10 +1,10 @@
-"""What is taken from Flower's modules below its public ones: the programs it starts, and the tasks it takes from them.
+"""Uses of Flower's internal modules: the programs it starts, and the tasks taken from them.
 
-Flower's SuperLink (`fedveil.deploy.superlink`) and SuperNode run as programs that start nothing themselves. The tasks that they
-have are taken and done here, in the process that has the configuration, the data and the ledger. So no code that came over the
-network is ever run, and nothing is imported anew for each message.
+Flower's SuperLink (`fedveil.deploy.superlink`) and SuperNode run as programs that start nothing themselves. Their tasks are taken
+and done here, in the process that has the configuration, the data and the ledger. So no code from the network is ever run, and
+nothing is imported again for each message.
 
-Written against flwr 1.41; `tests/network` runs it against the installed version.
+Written for flwr 1.41; `tests/network` runs it with the installed version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedveil.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _UNSTORED = 60.0
-"""Seconds that a SuperNode has to store the message of a task that it has handed out."""
+"""Seconds that a SuperNode has to store the message of a task that it has given out."""
 PUBLISHER, NAME = "fedveil", "fedveil"
 _BUNDLE = {
     "pyproject.toml": f"""\
@@ -71,14 +71,14 @@ FLEET_ROUTES = frozenset(
         "/v1/fleet/confirm-message-received",
     }
 )
-"""What a SuperNode asks of a SuperLink that admits keys."""
+"""Routes that a SuperNode needs from a SuperLink that admits keys."""
 
 
 def require_fleet_routes() -> None:
     """Refuse a version of Flower whose machines do not meet at one HTTP port.
 
     Raises:
-        ConfigError: it is not installed, or another version.
+        ConfigError: Flower is not installed, or in another version.
     """
     require_flower()
     import flwr
@@ -97,10 +97,10 @@ def require_fleet_routes() -> None:
 
 
 def superlink_app(secret: bytes) -> Any:
-    """The app of a SuperLink, with its state in memory; it starts no program and opens no port.
+    """Return the app of a SuperLink, with its state in memory; it starts no program and opens no port.
 
     Args:
-        secret: of those who may take its tasks.
+        secret: shared with the processes that may take its tasks.
     """
     from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE
     from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
@@ -132,12 +132,12 @@ def superlink_app(secret: bytes) -> Any:
         ssl_certfile=None,
         ssl_keyfile=None,
     )
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # below it names messages by digests of what is in them
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # below that level it logs digests of messages
     return create_app(config, _Nothing)
 
 
 class _Nothing:
-    """What a SuperLink starts beside its app: nothing."""
+    """Program that a SuperLink starts alongside its app: none."""
 
     def __init__(self, config: Any, states: Any) -> None: ...
 
@@ -147,7 +147,7 @@ class _Nothing:
 
 
 def signer(headers: Mapping[bytes, bytes]) -> bytes:
-    """The public key (PEM) that a request of a SuperNode says it is signed with; nothing where it names none."""
+    """Return the public key (PEM) that a SuperNode's request claims to be signed with, or empty bytes."""
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
     with suppress(ValueError):
@@ -156,7 +156,7 @@ def signer(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 def is_signed_by(key: bytes, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the request is signed with that key; how old the signature may be is Flower's to say."""
+    """Return whether the request is signed with that key; Flower checks the age of the signature."""
     from flwr.common.constant import TIMESTAMP_HEADER
     from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -168,10 +168,10 @@ def is_signed_by(key: bytes, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def clock_ahead(headers: Mapping[bytes, bytes], now: float) -> float:
-    """Seconds by which the clock of who signed a request is ahead, where Flower would refuse it for that; 0 where it would not.
+    """Return by how many seconds the signer's clock is ahead, if Flower would refuse the request for that; else 0.
 
     Args:
-        now: time here, in seconds since 1970.
+        now: local time, in seconds since 1970.
     """
     from flwr.common.constant import TIMESTAMP_HEADER
 
@@ -183,14 +183,14 @@ def clock_ahead(headers: Mapping[bytes, bytes], now: float) -> float:
 
 
 def clock_tolerance() -> tuple[float, float]:
-    """Seconds that a client's clock may be ahead and behind."""
+    """Return the seconds that a client's clock may be ahead and behind."""
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
     return float(SYSTEM_TIME_TOLERANCE), float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
 
 
 def carried(path: str, body: bytes) -> bytes:
-    """What a body of `FLEET_UPLOADS` carries, by a name: the same for what is sent again."""
+    """Return an identifier for the content of a body of `FLEET_UPLOADS`; content that is sent again has the same."""
     from flwr.proto.message_pb2 import PushObjectRequest
     from google.protobuf.message import DecodeError
 
@@ -201,7 +201,7 @@ def carried(path: str, body: bytes) -> bytes:
 
 
 def has_message(path: str, content: bytes) -> bool:
-    """Whether an answer to a SuperNode hands a message out."""
+    """Return whether an answer to a SuperNode contains a message."""
     from flwr.proto.fleet_pb2 import PullMessagesResponse
     from google.protobuf.message import DecodeError
 
@@ -211,7 +211,7 @@ def has_message(path: str, content: bytes) -> bool:
 
 
 def bundle() -> bytes:
-    """The app bundle that Flower wants of each run; what is in it is never run."""
+    """Return the app bundle that Flower requires for each run; its code is never run."""
     from flwr.cli.build import build_fab_from_disk
 
     with TemporaryDirectory() as folder:
@@ -223,11 +223,11 @@ def bundle() -> bytes:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a SuperLink or SuperNode answers.
+    """Address of a SuperLink or SuperNode.
 
     Args:
-        address: host:port, or the path of a socket of this machine. authority: PEM of the authority that signed its certificate;
-            None without TLS, for this machine. secret: of those who may take its tasks.
+        address: host:port, or the path of a socket on this machine. authority: PEM of the authority that signed its certificate;
+            None without TLS, for this machine. secret: shared with the processes that may take its tasks.
     """
 
     address: str | Path
@@ -236,11 +236,11 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """What a connection is named by."""
+        """Return the host name of connections."""
         return "superlink" if isinstance(self.address, Path) else self.address
 
     def client(self, *interceptors: Any) -> Any:
-        """A client of the runtime interface."""
+        """Return a client of the runtime interface."""
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supercore.runtime import RuntimeHttpClient
 
@@ -254,7 +254,7 @@ class Endpoint:
         return self.through(made)
 
     def through(self, client: Any) -> Any:
-        """A client of Flower's, whose connections go to this address."""
+        """Return a client of Flower's after connecting it to this address."""
         if isinstance(self.address, Path):
             import httpx
 
@@ -264,9 +264,9 @@ class Endpoint:
 
 
 def _retries() -> Any:
-    """Flower's retries, without its SIGINT to our own process where a token is no longer known, as after a restart.
+    """Return Flower's retries, without its SIGINT to our own process if a token has become unknown, as after a restart.
 
-    Flower gives up whatever has ssl in its name, so also a handshake that a busy machine made too late; here that is tried again.
+    Flower does not retry any error with ssl in its name, such as a handshake that was late on a busy machine; here it is retried.
     """
     import httpx
     from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -283,10 +283,10 @@ def _retries() -> Any:
     return invoker
 
 
-def _heart(client: Any) -> Any:
-    """Flower's heartbeat of a task, without its SIGINT to our own process where the task is given up, as after a late one.
+def _heartbeat(client: Any) -> Any:
+    """Return Flower's heartbeat of a task, without its SIGINT to our own process if the task is abandoned, as after a late one.
 
-    Whoever waits for the task hears of it by its own requests.
+    The waiting code learns of that by its own requests.
     """
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
     from flwr.supercore.heartbeat import HeartbeatSender
@@ -294,7 +294,7 @@ def _heart(client: Any) -> Any:
     def beat() -> bool:
         try:
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except Exception as problem:  # of the connection: the next one is sooner
+        except Exception as problem:  # a connection error: the next heartbeat comes sooner
             _log.info("a heartbeat was lost: %s", problem)
             return False
         return True
@@ -307,7 +307,7 @@ def _unauthorized(problem: Exception) -> bool:
 
 
 class TaskQueue:
-    """The tasks that a SuperLink (its server app's) or a SuperNode (its client app's) wants done."""
+    """Queue of the tasks of a SuperLink (its server app's) or a SuperNode (its client app's)."""
 
     def __init__(self, endpoint: Endpoint, kind: Literal["flwr-serverapp", "flwr-clientapp"]) -> None:
         from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
@@ -317,25 +317,25 @@ class TaskQueue:
         self._client = endpoint.client(SuperExecAuthHttpInterceptor(master_secret=endpoint.secret, protected_methods=methods))
 
     def take(self, run: int | None = None) -> str | None:
-        """The token of the oldest task, which is ours from now on, or None; with `run`, tasks of other runs are dropped."""
+        """Take the oldest task and return its token, or None; with `run`, tasks of other runs are dropped."""
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
         try:
-            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
-        except Exception as problem:  # of the connection, such as a request that a busy machine carried too late
+            answer = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        except Exception as problem:  # a connection error, such as a request that a busy machine sent too late
             _log.warning("tasks cannot be asked for now: %s", str(problem).splitlines()[0])
             return None
-        there = found.HasField("task") and found.token
-        return str(found.token) if there and run in (None, found.task.run_id) else None
+        token = answer.HasField("task") and answer.token
+        return str(answer.token) if token and run in (None, answer.task.run_id) else None
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
 
 @contextmanager
 def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
-    """The grid of a run whose server task was taken, which raises RunLost; when the block ends, the run has ended, too."""
+    """Yield the grid of a run whose server task was taken; it raises RunLost, and the run ends with the block."""
     from flwr.common.constant import SubStatus
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
@@ -345,44 +345,44 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
     grid = HttpGrid(endpoint.host, endpoint.authority is None, endpoint.authority, token=token)
     grid._retry_invoker = _retries()
     endpoint.through(grid._runtime_client)
-    heart = _heart(grid._runtime_client)
-    heart.start()
+    heartbeat = _heartbeat(grid._runtime_client)
+    heartbeat.start()
     status, details = SubStatus.FAILED, "the server ended before the run did"
     try:
-        found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        _identify(found)
-        grid.set_run(run_from_proto(found.run))
+        task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        _identify(task)
+        grid.set_run(run_from_proto(task.run))
         yield CarefulGrid(grid, _lost)
         status, details = SubStatus.COMPLETED, ""
     finally:
         grid._retry_invoker.max_tries = 1
-        with suppress(RunNotRunningException, Exception):  # where the run has ended, nobody asks how
+        with suppress(RunNotRunningException, Exception):  # if the run has ended, nobody asks how
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         with suppress(RuntimeError):
-            heart.stop()
+            heartbeat.stop()
         grid.close()
 
 
 def _lost(problem: BaseException) -> bool:
-    """Whether a SuperLink says by an error that it does not know the run (any more)."""
+    """Return whether an error means that a SuperLink does not know the run (any more)."""
     from flwr.supercore.run import RunNotRunningException
 
     return isinstance(problem, RunNotRunningException) or (isinstance(problem, Exception) and _unauthorized(problem))
 
 
 def node_keys(grid: Any) -> dict[int, bytes]:
-    """The public key of each node that is online, by its number."""
+    """Return the public key of each node that is online, by its number."""
     return {node.node_id: bytes(node.public_key) for node in grid.get_nodes()}
 
 
 def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer: Callable[[list[bytes]], bytes]) -> str:
-    """Take the message of a client task, and push what `answer` makes of its parts; nothing of the run's bundle is touched.
+    """Take the message of a client task, and push the result of `answer` on its parts; the run's bundle is not touched.
 
     Args:
         expected_bundle: SHA-256 of the only bundle whose runs are answered.
 
     Returns:
-        Why the message was refused, or an empty string.
+        The reason why the message was refused, or an empty string.
     """
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode, SubStatus
@@ -390,11 +390,11 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
     client = endpoint.client(RuntimeTokenHttpInterceptor(token))
-    heart = _heart(client)
-    heart.start()
+    heartbeat = _heartbeat(client)
+    heartbeat.start()
     context, details, reason = None, "no answer", ""
     try:
-        message, context, _, fab = pull_task_input(_Patient(client))
+        message, context, _, fab = pull_task_input(_RetryingClient(client))
         if hashlib.sha256(fab.content).hexdigest() != expected_bundle:
             reason = "a foreign app bundle, which is not run here: both sides need the same fedveil"
             reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=reason), reply_to=message)
@@ -411,16 +411,16 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
         try:
             push_task_output(client, context, SubStatus.FAILED if details else SubStatus.COMPLETED, details)
         finally:
-            with suppress(RuntimeError):  # it has ended: the SuperNode knows the task no more
-                heart.stop()
+            with suppress(RuntimeError):  # it has ended: the SuperNode no longer knows the task
+                heartbeat.stop()
             client.close()
 
 
-class _Patient:
-    """A SuperNode that is asked again for a task's message: it hands tasks out a moment before it has stored their messages.
+class _RetryingClient:
+    """Client of a SuperNode that asks again for a task's message, because tasks are given out before messages are stored.
 
-    Flower's own client apps start too slowly to see that. Without its message a task ends unanswered, and the SuperNode waits for
-    the answer for ever.
+    Flower's own client apps start too slowly to notice. Without its message a task ends unanswered, and the SuperNode waits for
+    the answer forever.
     """
 
     def __init__(self, client: Any) -> None:
@@ -428,16 +428,16 @@ class _Patient:
 
     def PullMessages(self, request: Any) -> Any:
         end = time.monotonic() + _UNSTORED
-        while not (found := self._client.PullMessages(request)).messages_list and time.monotonic() < end:
+        while not (answer := self._client.PullMessages(request)).messages_list and time.monotonic() < end:
             time.sleep(0.1)
-        return found
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
 
 class Control:
-    """A SuperLink's control interface: which keys may join, and which runs there are."""
+    """Client of a SuperLink's control interface: admits keys and starts runs."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
@@ -453,7 +453,7 @@ class Control:
         self._client = endpoint.through(made)
 
     def register(self, key: bytes, name: str) -> None:
-        """Let the client with this public key (PEM) join; nothing happens if it may already."""
+        """Let the client with this public key (PEM) join; nothing happens if it is already registered."""
         from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
         nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
@@ -461,22 +461,22 @@ class Control:
             self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def start_run(self) -> int:
-        """Begin a run of Flower; its server task is there to be taken then."""
+        """Start a run of Flower and return its number; its server task can then be taken."""
         from flwr.common.serde import fab_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
         content = bundle()
-        found = self._client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))))
-        return int(found.run_id)
+        answer = self._client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))))
+        return int(answer.run_id)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._client.close()
 
 
-def _identify(found: Any) -> None:
-    """What Flower's messages take their run and sender from."""
+def _identify(task: Any) -> None:
+    """Set the run and sender that Flower's messages use."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = found.task_id, found.run.run_id, found.context.node_id
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task.task_id, task.run.run_id, task.context.node_id

@@ -1,9 +1,9 @@
-"""The engine that reaches its clients through a grid of Flower: on other machines, or in Flower's simulation.
+"""Engine that reaches its clients through a Flower grid: on other machines, or in Flower's simulation.
 
-The server makes each client's plan itself, from what that client released before, and takes of an answer nothing but the release.
-A client that refuses, answers something else, or does not answer is left out with the reason, and the round goes on.
+The server makes each client's plan itself, from that client's earlier releases, and uses only the release of an answer. A client
+that refuses, answers anything else, or does not answer is left out with the reason, and the round goes on.
 
-Each node knows its own number, keeps its client's states on disk, and goes through the same messages as on another machine.
+Each node knows its own number, stores its client's states on disk, and handles the same messages as on another machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class MessageGrid(Protocol):
-    """What the engine uses of `flwr.serverapp.Grid`."""
+    """Part of `flwr.serverapp.Grid` that the engine uses."""
 
     def push_messages(self, messages: Iterable[Any]) -> Iterable[str]: ...
 
@@ -58,32 +58,32 @@ class MessageGrid(Protocol):
 
 
 class Exchange(Protocol):
-    """How messages reach the clients of a round, and their answers the server."""
+    """Transport of messages to the clients of a round, and of their answers to the server."""
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
-        """The answer of each client, or, as text, why there is none.
+        """Return each client's reply, or an error string.
 
         Args:
-            messages: what each client is sent.
+            messages: parts of each client's message.
         """
         ...
 
 
 GONE = "no machine has joined as this client, or it was lost and did not come back in time"
-"""Why there is no answer of a client that has no node."""
+"""Error string for a client that has no node."""
 _LOST = 5
-"""Flower's code for a message whose node is no longer there."""
+"""Flower's error code for a message whose node is gone."""
 
 
 @dataclass(frozen=True)
 class GridExchange:
-    """Through a grid of Flower.
+    """Exchange through a grid of Flower.
 
-    A client whose machine is lost is asked again when it is back: what it has on its disk it answers with the same bits.
+    A client whose machine is lost is asked again when it is back: it answers from its disk with the same bits.
 
     Args:
-        grid: of Flower. nodes: asked which node is which client now. timeout: seconds after which an answer is not waited for, or
-            None. poll: seconds between two looks. absence: seconds that a machine may be gone.
+        grid: of Flower. nodes: returns the current node of each client. timeout: seconds to wait for an answer, or None.
+        poll: seconds between two checks. absence: seconds that a machine may be gone.
     """
 
     grid: MessageGrid
@@ -94,15 +94,15 @@ class GridExchange:
 
     @property
     def online(self) -> Collection[int]:
-        """Clients that have a node."""
+        """Return the clients that have a node."""
         return self.nodes().keys()
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
-        """As `Exchange.answers`; the first answer to a message counts."""
+        """Return each client's first reply, or an error string; see `Exchange.answers`."""
         begin = time.monotonic()
-        found: dict[int, bytes | str] = {}
+        results: dict[int, bytes | str] = {}
         waiting: dict[str, int] = {}
-        missed = dict.fromkeys(messages, begin)  # since when
+        missed = dict.fromkeys(messages, begin)  # start of the absence
         while (waiting or missed) and (self.timeout is None or time.monotonic() < begin + self.timeout):
             if missed:
                 waiting |= self._pushed(messages, missed)
@@ -111,33 +111,33 @@ class GridExchange:
                 if client is not None and answer.has_error() and answer.error.code == _LOST:
                     missed[client] = time.monotonic()
                 elif client is not None:
-                    found[client] = content_of(answer)
+                    results[client] = content_of(answer)
             for client in [c for c, since in missed.items() if time.monotonic() > since + self.absence]:
-                found[client] = GONE
+                results[client] = GONE
                 del missed[client]
             if waiting or missed:
                 time.sleep(self.poll)
         late = "" if self.timeout is None else f"no answer within {self.timeout:g} seconds"
-        return found | dict.fromkeys(waiting.values(), late) | dict.fromkeys(missed, GONE)
+        return results | dict.fromkeys(waiting.values(), late) | dict.fromkeys(missed, GONE)
 
     def _pushed(self, messages: Mapping[int, tuple[bytes, ...]], missed: dict[int, float]) -> dict[str, int]:
-        """Send what the clients have not got whose machines are there now."""
+        """Send their messages to the missed clients whose machines are online."""
         nodes = self.nodes()
-        there = [client for client in missed if client in nodes]
-        for client in there:
+        online = [client for client in missed if client in nodes]
+        for client in online:
             del missed[client]
-        pushed = self.grid.push_messages([instruction(nodes[client], messages[client]) for client in there]) if there else ()
-        return dict(zip(pushed, there, strict=True))
+        pushed = self.grid.push_messages([instruction(nodes[client], messages[client]) for client in online]) if online else ()
+        return dict(zip(pushed, online, strict=True))
 
 
 class GridEngine:
-    """The engine.
+    """Engine over an `Exchange`.
 
     Args:
-        context: of the server; nothing of its clients is looked at. run: the name of the run on the wire.
-        tell: called with a line for each client that is left out of a round, but once where the next ones have the same reason.
-        again: called with the clients of a round of which none is in it, and how often they were asked before; waits, and says
-            whether they are asked again. Left out: the clients are those of a simulation, where such a client has failed.
+        context: of the server; the clients' data in it are not used. run: the name of the run on the wire.
+        tell: called with a line for each client that is left out of a round, only once in a row for the same reason.
+        again: called with the clients of a round in which none took part, and how often they were asked before; waits, and
+            returns whether to ask them again. None: the clients are simulated, so such a client has failed.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class GridEngine:
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Send all tasks, wait for the answers, check them in the order of the tasks; those who are left out come last."""
+        """Send all tasks, wait for the answers, and check them in task order; clients that are left out come last."""
         todo = list(tasks)
         if not todo:
             return
@@ -181,9 +181,9 @@ class GridEngine:
                 assert isinstance(plan, Plan)
                 try:
                     message = self._message(answers[client], asked[client], names[client], plan)
-                    found = self._outcome(task, plan, message)
+                    outcome = self._outcome(task, plan, message)
                     self._left_out.pop(client, None)
-                    yield found
+                    yield outcome
                 except (WireError, UpdateRefused) as problem:
                     left_out.append(self._without(task, str(problem)))
             if len(left_out) < len(todo) or self.again is None or not self.again(asked.keys(), tries):
@@ -192,7 +192,7 @@ class GridEngine:
         yield from left_out
 
     def _without(self, task: ClientTask, problem: str) -> Outcome:
-        """The outcome of a client that is left out; the reason is told once as long as it is the same."""
+        """Return the outcome of a client that is left out; the same reason is told only once in a row."""
         if self._left_out.get(task.client) != problem:
             self.tell(f"round {task.released.round}: client {task.client} is left out: {problem}")
         self._left_out[task.client] = problem
@@ -220,15 +220,15 @@ class GridEngine:
 
 
 _START = 120.0
-"""Seconds that Ray has to come up."""
+"""Seconds that Ray gets to start."""
 
 
 class FlowerSimulation:
-    """The engine.
+    """Engine `flower` without other machines: Flower's simulation.
 
     Args:
-        context: with all clients' examples, which the simulation hands to its processes.
-        folder: where the clients keep their states, one folder each. timeout: as in `GridExchange`.
+        context: with all clients' examples, which are passed to the simulation's processes.
+        folder: for the clients' states, one folder each. timeout: as in `GridExchange`.
     """
 
     def __init__(self, context: Context, folder: Path, timeout: float | None = None) -> None:
@@ -239,10 +239,10 @@ class FlowerSimulation:
         self._stack = ExitStack()
         shared = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-")))
         self._stack.enter_context(environment(FLWR_HOME=str(shared)))
-        # all of the run is charged to the one ledger of the run directory
-        own = replace(self.context, door=replace(self.context.door, ledger=NullLedger(), memory=None))
+        # the whole run is charged to the one ledger of the run directory
+        client_context = replace(self.context, door=replace(self.context.door, ledger=NullLedger(), memory=None))
         with open(shared / "context", "wb", opener=owner_only) as file:
-            _pickled(own, file)
+            _pickled(client_context, file)
         self._stop, grids = threading.Event(), Queue[Any]()
         self._thread = threading.Thread(target=self._simulate, args=(shared, grids), daemon=True)
         self._thread.start()
@@ -261,7 +261,7 @@ class FlowerSimulation:
         self._stack.close()
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """As `GridEngine.map`."""
+        """Run the tasks; see `GridEngine.map`."""
         return self._engine.map(tasks)
 
     def _simulate(self, shared: Path, grids: Queue[Any]) -> None:
@@ -295,22 +295,22 @@ class FlowerSimulation:
 
 
 def _answer(context: str, folder: str, parts: list[bytes]) -> bytes:
-    """The answer of a simulated client, in a process of Ray."""
+    """Return the answer of a simulated client, in a process of Ray."""
     if len(parts) != 2:
         raise WireError("a message to a client has two parts")
     torch.set_num_threads(1)
     task = read_task(parts[1])
-    held = _context(context)
-    node = ClientNode(held, held.door.run, task.client, ClientStates(Path(folder) / str(task.client)), 2**62)
+    client_context = _context(context)
+    node = ClientNode(client_context, client_context.door.run, task.client, ClientStates(Path(folder) / str(task.client)), 2**62)
     return node.answer(*parts)
 
 
 @lru_cache(maxsize=1)
 def _context(path: str) -> Context:
-    """What the engine handed over to its own processes."""
+    """Return the context that the engine has passed to its own processes."""
     with open(path, "rb") as file:
-        found: Context = pickle.load(file)
-    return found
+        context: Context = pickle.load(file)
+    return context
 
 
 def _pickled(context: Context, file: Any) -> None:

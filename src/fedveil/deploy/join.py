@@ -1,12 +1,13 @@
-"""A client's process: its data, consent and ledgers, and the answers to offers and rounds.
+"""A client's process: its data, consent and ledgers, and its answers to offers and rounds.
 
-What it agreed to is pinned on its disk, by run. Another configuration under the same name is refused, also after a restart.
+What the client agreed to is stored on its disk, by run. Another configuration under the same name is refused, also after a
+restart.
 
-    FOLDER/lifetime-VIEW.sqlite   what all its runs cost (see `client_ledger`)
-    FOLDER/runs/RUN/offer.json    what it consented to; ledger.sqlite: its releases; states/: what it keeps
+    FOLDER/lifetime-VIEW.sqlite   the cost of all its runs (see `client_ledger`)
+    FOLDER/runs/RUN/offer.json    the accepted offer; ledger.sqlite: its releases; states/: its states
 
-The SuperNode carries messages, and runs nothing. It is started again whenever it ends: before the client is admitted, and for a
-minute after a SuperNode with the same key was lost, the server turns it away (Flower's exit 305).
+The SuperNode carries messages, and runs nothing. It is restarted whenever it ends: the server turns it away (Flower's exit 305)
+before the client is admitted, and for a minute after a SuperNode with the same key was lost.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ _log = logging.getLogger(__name__)
 
 
 class JoinedClient:
-    """One client, for all runs that a server asks it for.
+    """One client, for all runs in which a server asks it.
 
     Args:
-        folder: its own, of mode 700. consent: what it agrees to. tell: called with a line for each thing that happens.
-        check: show what is offered, and refuse it; `fits` says then whether this client would take part with all of its data.
+        folder: its own, of mode 700. consent: of the client. tell: called with a line for each event.
+        check: show each offer, and refuse it; `fits` is then whether this client would take part with all of its data.
     """
 
     def __init__(
@@ -82,10 +83,10 @@ class JoinedClient:
         self._nodes: dict[str, ClientNode] = {}
 
     def answer(self, parts: list[bytes]) -> bytes:
-        """The answer to a message: one part is an offer, two are a round.
+        """Return the answer to a message: one part is an offer, two are a round.
 
-        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it. An offer is
-        judged before, so that one which takes long keeps nobody up.
+        Only one of the processes with this folder answers at a time, because consents and answers are stored in it. An offer is
+        checked before, so that a slow check blocks nobody.
 
         Raises:
             WireError: it is neither, or of a run that this client has not consented to.
@@ -103,12 +104,12 @@ class JoinedClient:
         return answer
 
     def consented(self, offer: Offer) -> float:
-        """Judge an offer, and pin it; returns the epsilon that the client has certified.
+        """Check an offer, store it, and return the epsilon that the client has certified.
 
-        The client's examples are not looked at: what is answered costs nothing, and so must not depend on them.
+        The client's examples are not read: the answer costs nothing, so it must not depend on them.
 
         Raises:
-            FedveilError: it is refused, with the reason; nothing was charged.
+            FedveilError: the offer is refused, with the reason; nothing was charged.
         """
         if offer.fedveil != __version__:
             raise ConsentRefused(
@@ -121,14 +122,14 @@ class JoinedClient:
             return self._admitted(accepted, offer, self._require_unchanged(offer))
 
     def _require_unchanged(self, offer: Offer) -> bool:
-        """Whether the client consented to the offer before; raises ConsentRefused where that was another one of its name."""
+        """Return whether the client consented to the offer before; raise ConsentRefused if that was another with its name."""
         pinned = self._pinned(offer.run)
         if pinned is not None and pinned.digest != offer.digest:
             raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
         return pinned is not None
 
     def _admitted(self, accepted: Judged, offer: Offer, pinned: bool) -> float:
-        """Pin and charge an offer that was judged; returns its epsilon."""
+        """Store and charge an offer that was checked, and return its epsilon."""
         if offer.client >= accepted.setting.clients:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
@@ -140,21 +141,21 @@ class JoinedClient:
             self.ledger.require_unknown(accepted, offer.run)
             self.ledger.check(accepted, offer.run, offer.client)
             self._pin(offer)
-        self.ledger.admit(accepted, offer.run, offer.client)  # after the pin: the run was charged for this configuration alone
+        self.ledger.admit(accepted, offer.run, offer.client)  # after storing the offer, which fixes the configuration
         return accepted.statement.proven.epsilon
 
     def _answer_offer(self, offer: Offer) -> bytes:
         try:
             epsilon = self.consented(offer)
         except FedveilError as problem:
-            why = printable(problem.__cause__ or problem)  # the cause stays here
+            why = printable(problem.__cause__ or problem)  # the cause stays on this machine
             if problem.__cause__ is not None and str(problem) != why:
                 why = f"{why} ({printable(problem)})"
-            if self._refused.get(offer.run) != why:  # it is offered again and again
+            if self._refused.get(offer.run) != why:  # it is offered repeatedly
                 self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
             self._refused[offer.run], self.has_looked = why, self.check
             return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
-        except Exception:  # whose words may tell of the data
+        except Exception:  # its text may reveal data
             _log.exception("the offer of run %s", offer.run)
             return refusal_bytes(offer, "an error at the client, which its own log describes")
         self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {at_most(epsilon)}")
@@ -176,16 +177,16 @@ class JoinedClient:
             Ledger.create(path, offer.run, {"offer": offer.digest}).close()
         population = self.ledger.admit(accepted, offer.run, offer.client)
         try:
-            own = self._own(offer, experiment)
-            network = rehearsed(experiment, own, whole=False)  # the server has rehearsed a round
-            job = federation(experiment, own, path, offer.run, network, population)
-        except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
+            data = self._own(offer, experiment)
+            network = rehearsed(experiment, data, whole=False)  # the server has rehearsed a round
+            job = federation(experiment, data, path, offer.run, network, population)
+        except Exception as problem:  # whether the data can be read is private, and hidden by the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            own = no_part(experiment)
-            network = rehearsed(experiment, own, whole=False)
-            job = federation(experiment, own, path, offer.run, network, population)
+            data = no_part(experiment)
+            network = rehearsed(experiment, data, whole=False)
+            job = federation(experiment, data, path, offer.run, network, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:
@@ -204,7 +205,7 @@ class JoinedClient:
         return own_part(experiment, offer.client, data.file, tell, part=data.part is not None)
 
     def _look(self, accepted: Judged, offer: Offer) -> bool:
-        """Tell the operator what consenting would mean, and whether the data fit; raises ConsentRefused beyond the lifetime."""
+        """Report what consent would mean, and return whether the data fit; raise ConsentRefused if the lifetime is exceeded."""
         self.tell(to_markdown(accepted.statement))
         self.ledger.check(accepted, offer.run, offer.client)
         try:
@@ -215,9 +216,9 @@ class JoinedClient:
         return True
 
     def _pin(self, offer: Offer) -> None:
-        """Keep the offer; when this returns, it is on the disk."""
-        folder, kept = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
-        write_whole(folder / "offer.json", json.dumps(kept).encode())
+        """Store the offer, and sync it to disk."""
+        folder, fields = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
+        write_whole(folder / "offer.json", json.dumps(fields).encode())
         for listed in (folder, folder.parent, self.folder):
             sync_folder(listed)
 
@@ -228,24 +229,24 @@ class JoinedClient:
         path = self.folder / "runs" / run / "offer.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return Offer(kept["run"], kept["client"], kept["config"])
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Offer(fields["run"], fields["client"], fields["config"])
 
 
 _POLL = 0.2
 _RETRY = 10.0
 _FAREWELL = 5.0
-"""Seconds that an answer has to leave after which the client ends."""
+"""Seconds for an answer to be sent before the client ends."""
 
 
 @dataclass(frozen=True)
 class Joining:
-    """How a client reaches its server.
+    """Connection of a client to its server.
 
     Args:
-        server: host:port. authority: the certificate `ca.pem` that the server's operator handed over. key: its private key.
-        folder: its own, for ledgers and states. check: show what is offered, and take no part.
-        tell: called with a line for each thing that happens. until: asked between messages whether to end.
+        server: host:port. authority: the certificate `ca.pem` from the server's operator. key: the client's private key.
+        folder: its own, for ledgers and states. check: show offers, and take no part.
+        tell: called with a line for each event. until: called between messages; returns whether to end.
     """
 
     server: str
@@ -258,14 +259,14 @@ class Joining:
 
 
 def join(consent: Consent, joining: Joining) -> bool:
-    """Answer offers and rounds, until it is told to end.
+    """Answer offers and rounds until told to end.
 
     Returns:
         With `check`, whether this client would take part in what was offered, with all of its data.
 
     Raises:
-        ConfigError: certificate or key are missing, or something else; or another process takes part there with this folder.
-            FedveilError: Flower is not there.
+        ConfigError: certificate or key are missing or invalid; or another process has joined this server with this folder.
+            FedveilError: Flower is not installed.
     """
     for what, path in (("--ca", joining.authority), ("--key", joining.key)):
         if not path.is_file():
@@ -296,7 +297,7 @@ def join(consent: Consent, joining: Joining) -> bool:
 
         refused = ""
 
-        def refuse(reason: str) -> None:  # the server offers again and again
+        def refuse(reason: str) -> None:  # the server repeats its offers
             nonlocal refused
             if reason != refused:
                 joining.tell(f"a message was refused: {printable(reason)}")
@@ -321,12 +322,12 @@ def join(consent: Consent, joining: Joining) -> bool:
 
 @contextmanager
 def _alone(joining: Joining) -> Iterator[Path]:
-    """The secret of this process, in a file that no other one at the same server with the same folder can have.
+    """Yield a file with the secret of this process, for which it holds an exclusive lock per server and folder.
 
-    The claim lies in the kernel and ends with the process, however it ends.
+    The kernel releases the lock when the process ends, however it ends.
 
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process holds the lock.
     """
     where = re.sub(r"[^A-Za-z0-9.]+", "-", joining.server)
     owner = joining.folder / f"joined-{where}"
@@ -350,12 +351,12 @@ def _alone(joining: Joining) -> Iterator[Path]:
 
 
 def advice(line: str, joining: Joining) -> str:
-    """What to do where Flower's own words name no cause, or nothing."""
+    """Return advice for errors of Flower that name no cause, or an empty string."""
     unknown = (
         f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net admit` and starts the "
         f"server again; this client tries again every {_RETRY:g} seconds"
     )
-    found = {
+    causes = {
         "must be registered": unknown,
         "404 Not Found": unknown,
         "activate SuperNode": f"this key is not admitted, or was online a moment ago. Not admitted: send {joining.key}.pub to "
@@ -365,7 +366,7 @@ def advice(line: str, joining: Joining) -> str:
         "CERTIFICATE_VERIFY_FAILED": f"the certificate at {joining.server} is not of the authority in {joining.authority}: ask "
         f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
     }
-    return next((f" ({said})" for words, said in found.items() if words in line), "")
+    return next((f" ({text})" for words, text in causes.items() if words in line), "")
 
 
 def _carry(
@@ -376,18 +377,18 @@ def _carry(
     supernode: Popen[bytes] | None,
     refuse: Callable[[str], None],
 ) -> None:
-    """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
+    """Deliver one message and send its answer; runs in a thread, so that a message that never arrives blocks no other."""
     try:
         if reason := answer_message(endpoint, token, expected, partial(_through, asked)):
             refuse(reason)
-    except Exception as problem:  # of the connection: the message is lost, the client stays
+    except Exception as problem:  # a connection error: the message is lost, the client stays
         _log.warning("a message was lost: %s", problem)
-        if supernode is not None:  # which would wait for this answer for ever; started again, it is asked anew
+        if supernode is not None:  # it would wait for this answer forever; after a restart it is asked again
             supernode.terminate()
 
 
 def _through(asked: Queue[tuple[list[bytes], Future[bytes]]], parts: list[bytes]) -> bytes:
-    """The answer, made by the thread that has the ledgers."""
+    """Return the answer, made by the thread that has the ledgers."""
     answer: Future[bytes] = Future()
     asked.put((parts, answer))
     return answer.result()
@@ -398,7 +399,7 @@ def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> 
         answer.set_result(client.answer(parts))
     except WireError as problem:
         answer.set_exception(problem)
-    except Exception:  # whose words may tell of the data
+    except Exception:  # its text may reveal data
         _log.exception("a message was not answered")
         answer.set_exception(WireError("an error at the client, which its own log describes"))
 

@@ -1,7 +1,7 @@
-"""Keys, certificates, and the folder of the server's operator with the clients that were admitted.
+"""Keys, certificates, and the server operator's folder with the admitted clients.
 
 ca.pem              given to every client        ca.key, server.pem, server.key, secret   given to nobody
-network.json        host and port                clients/0000-alice.pub                   client 0 is who has this key
+network.json        host and port                clients/0000-alice.pub                   public key of client 0
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
 
 
 def make_authority(folder: Path) -> None:
-    """Write an authority into the folder: `ca.pem`, which every client gets, and `ca.key`, which nobody else gets."""
+    """Write an authority into the folder: `ca.pem` for every client, and `ca.key`, which stays secret."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -49,7 +49,7 @@ def make_authority(folder: Path) -> None:
 
 
 def make_server(folder: Path, host: str) -> None:
-    """Write a key and a certificate for a server of that name or address, signed by the folder's authority."""
+    """Write a key and a certificate for a server with that name or address, signed by the folder's authority."""
     authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
     signer = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -68,16 +68,16 @@ def make_server(folder: Path, host: str) -> None:
 
 
 def make_client_key(path: Path) -> None:
-    """Write a key pair as Flower wants them: the private one at `path`, the public one beside it with the ending .pub.
+    """Write a key pair in Flower's format: the private key at `path`, the public one next to it with the ending .pub.
 
     Raises:
-        ConfigError: there is one already.
+        ConfigError: one of the files exists.
     """
     public_path = path.with_name(path.name + ".pub")
-    if there := next((p for p in (path, public_path) if p.exists()), None):
+    if existing := next((p for p in (path, public_path) if p.exists()), None):
         raise ConfigError(
-            f"{there} exists, and a key is never overwritten, for the server knows its client by it: join with --key {path} as "
-            f"it is, or give another name"
+            f"{existing} exists, and a key is never overwritten, for the server knows its client by it: join with --key {path} "
+            f"as it is, or give another name"
         )
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -90,10 +90,10 @@ def make_client_key(path: Path) -> None:
 
 
 def public_key_of(path: Path) -> bytes:
-    """A client's public key, as Flower names its node by.
+    """Return a client's public key, in the form by which Flower identifies its node.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the file is not a public key.
     """
     try:
         key = load_ssh_public_key(path.read_bytes())
@@ -105,7 +105,7 @@ def public_key_of(path: Path) -> bytes:
 
 
 def check_readable(authority: Path, key: Path) -> None:
-    """Whether Flower could use a client's two files; it would be turned away for ever with others.
+    """Check that Flower can use a client's two files; with others it would be turned away forever.
 
     Raises:
         ConfigError: one of them is something else.
@@ -160,12 +160,12 @@ def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 _FILE, _SECRET, _CLIENTS = "network.json", "secret", "clients"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
-"""A name, an address of version 4, or one of version 6."""
+"""Pattern of a host name, an IPv4 address or an IPv6 address."""
 
 
 @dataclass(frozen=True)
 class NetworkFolder:
-    """An existing folder. host, port: where clients reach the server."""
+    """An existing network folder. host, port: at which clients reach the server."""
 
     path: Path
     host: str
@@ -173,51 +173,51 @@ class NetworkFolder:
 
     @property
     def authority(self) -> Path:
-        """The certificate of the authority, which clients get."""
+        """Return the certificate of the authority, which clients get."""
         return self.path / AUTHORITY
 
     @property
     def certificates(self) -> tuple[Path, Path]:
-        """The server's certificate and key."""
+        """Return the server's certificate and key."""
         return self.path / SERVER, self.path / SERVER_KEY
 
     @property
     def secret(self) -> Path:
-        """What shows the server's own process to its SuperLink."""
+        """Return the secret by which the SuperLink recognises the server's own process."""
         return self.path / _SECRET
 
     @property
     def address(self) -> str:
-        """Where the server listens: on this machine alone where nobody else is meant."""
+        """Return the address at which the server listens: this machine only, if the host is this machine."""
         return "0.0.0.0" if self.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
 
     def admitted(self) -> dict[int, Path]:
-        """The public key file of each client."""
+        """Return the public key file of each client."""
         return {int(path.name.split("-")[0]): path for path in sorted((self.path / _CLIENTS).glob("*.pub"))}
 
     def admit(self, key: Path) -> int:
-        """Admit the client with this public key; returns its number, which is its own from now on.
+        """Admit the client with this public key, and return its permanent number.
 
         Raises:
-            ConfigError: it is no key, or it was admitted before.
+            ConfigError: the file is not a key, or the key was admitted before.
         """
-        found, there = public_key_of(key), self.admitted()
-        for number, path in there.items():
-            if public_key_of(path) == found:
+        public, admitted = public_key_of(key), self.admitted()
+        for number, path in admitted.items():
+            if public_key_of(path) == public:
                 raise ConfigError(f"{key}: admitted before, as client {number}")
-        number = max(there, default=-1) + 1
+        number = max(admitted, default=-1) + 1
         replace_whole(owner_only_folder(self.path / _CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
         return number
 
 
 def make_network(path: Path, host: str, port: int) -> NetworkFolder:
-    """Make the folder of a new network, whole or not at all.
+    """Create the folder of a new network, atomically.
 
     Args:
-        host: name or address at which clients reach the server; the certificate is for it.
+        host: name or address at which clients reach the server; the certificate is issued for it.
 
     Raises:
-        ConfigError: there is one already, or another folder with files; or it is no name or address, or no port.
+        ConfigError: the folder exists with a network or other files; or the host or port is invalid.
         OSError: it cannot be written.
     """
     if not _HOST.fullmatch(host):
@@ -245,9 +245,9 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
 
 
 def open_network(path: Path) -> NetworkFolder:
-    """The network in a folder; raises ConfigError if there is none."""
+    """Return the network in a folder; raise ConfigError if it has none."""
     try:
-        found = json.loads((path / _FILE).read_text(encoding="utf-8"))
-        return NetworkFolder(path, str(found["host"]), int(found["port"]))
+        fields = json.loads((path / _FILE).read_text(encoding="utf-8"))
+        return NetworkFolder(path, str(fields["host"]), int(fields["port"]))
     except (OSError, ValueError, KeyError) as problem:
         raise ConfigError(f"{path} holds no network ({problem}): make one with fedveil net init --host NAME") from None

@@ -1,8 +1,8 @@
 """The messages before the first round, and the clients that the server asks: admitted, online, and consenting.
 
-OFFER     from the server: the run, the client's number, the whole configuration, and its fedveil
+OFFER     from the server: the run, the client's number, the whole configuration, and its version of fedveil
 CONSENT   from the client: the digest of the offer, and the epsilon that it has certified by itself
-REFUSAL   from the client: why not
+REFUSAL   from the client: the reason
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, flat, parse
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
-"""Keys of a configuration that concern one machine alone, and are not offered."""
+"""Configuration keys that concern one machine only, and are not offered."""
 _MOST = 2**20
-"""Bytes of an offer: one with 10,000 columns has a third of that."""
+"""Largest size of an offer in bytes: one with 10,000 columns takes a third."""
 ONLY_LOOKS = "this client only looks at what is offered (--check)"
-"""Its reason to refuse: it is no refusal of the run, and the client may come back."""
+"""Reason of a client that only looks: it does not refuse the run, and may come back."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that a client is asked to take part in. config: nested dict of plain values. fedveil: the version of who asks."""
+    """Invitation to a run. config: nested dict of plain values. fedveil: version of the sender."""
 
     run: str
     client: int
@@ -52,18 +52,18 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is asked, whoever's version asks it."""
+        """Return the SHA-256 of the offer, independent of the sender's version."""
         return hashlib.sha256(offer_bytes(replace(self, fedveil=""))).hexdigest()
 
     def parsed(self) -> Config:
-        """The configuration, checked.
+        """Return the checked configuration.
 
         Raises:
-            WireError: it is none, or this side would fill in what it leaves open, by defaults that may not be the server's.
+            WireError: it is invalid, or incomplete: this side's defaults may not be the server's.
         """
         try:
-            found = parse(json.loads(json.dumps(self.config)))
-            here = offer_of(self.run, self.client, found).config
+            config = parse(json.loads(json.dumps(self.config)))
+            here = offer_of(self.run, self.client, config).config
         except ConfigError as problem:
             raise WireError(f"an offer whose configuration cannot be accepted: {problem}") from None
         if here != self.config:
@@ -73,11 +73,11 @@ class Offer:
                 f"an offer that does not say {', '.join(keys) or 'all'} as this client's fedveil would: install the same fedveil "
                 f"on both sides"
             )
-        return found
+        return config
 
 
 def offer_of(run: str, client: int, config: Config) -> Offer:
-    """The offer of a configuration, with all defaults, and without what concerns the server's machine alone."""
+    """Return the offer of a configuration, with all defaults, and without keys that concern only the server's machine."""
     whole = config.resolved() | {"task": config.task.model_dump(mode="json")}
     whole["model"] |= config.model.options.model_dump(mode="json")
     whole["data"]["partition"] |= checked_options(config.data.partition).model_dump(mode="json")
@@ -95,12 +95,12 @@ def _fields(offer: Offer) -> dict[str, Any]:
 
 
 def offer_bytes(offer: Offer) -> bytes:
-    """The message on the wire."""
+    """Return the message as bytes."""
     return encoded(WireMessage(Kind.OFFER, _fields(offer)))
 
 
 def read_offer(content: bytes) -> Offer:
-    """The offer that the server sent; raises WireError."""
+    """Return the offer that the server sent; raise WireError if it is invalid."""
     if len(content) > _MOST:
         raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
@@ -112,20 +112,20 @@ def read_offer(content: bytes) -> Offer:
 
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:
-    """The client's consent on the wire."""
+    """Return the client's consent as bytes."""
     return encoded(
         WireMessage(Kind.CONSENT, {"run": offer.run, "client": offer.client, "offer": offer.digest, "epsilon": epsilon})
     )
 
 
 def refusal_bytes(offer: Offer, reason: str) -> bytes:
-    """The client's refusal on the wire."""
-    shown = "".join(c if c.isprintable() else " " for c in reason)[:1000]
-    return encoded(WireMessage(Kind.REFUSAL, {"run": offer.run, "client": offer.client, "reason": shown}))
+    """Return the client's refusal as bytes."""
+    printable = "".join(c if c.isprintable() else " " for c in reason)[:1000]
+    return encoded(WireMessage(Kind.REFUSAL, {"run": offer.run, "client": offer.client, "reason": printable}))
 
 
 def read_consent(content: bytes, offer: Offer) -> str:
-    """Why the client refuses, or an empty string where it consents to this very offer; raises WireError."""
+    """Return why the client refuses, or an empty string if it consents to exactly this offer; raise WireError otherwise."""
     message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
     consents = message.kind is Kind.CONSENT
     require_parts(message, ("run", "client", *(("offer", "epsilon") if consents else ("reason",))))
@@ -142,39 +142,39 @@ def read_consent(content: bytes, offer: Offer) -> str:
 
 
 class Reach(Protocol):
-    """Clients who are online, and how messages reach them."""
+    """Online clients, and the transport of messages to them."""
 
     @property
     def online(self) -> Collection[int]:
-        """Their numbers."""
+        """Return their numbers."""
         ...
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
-        """As `Exchange.answers`."""
+        """Return each client's reply, or an error string; see `Exchange.answers`."""
         ...
 
 
 AGAIN = 60.0
-"""Seconds after which a client that refused, or a round that nobody answered, is asked again."""
+"""Seconds after which a client that refused, or a round without answers, is asked again."""
 _LOOK = 1.0
 SILENT = "it has not joined, or did not answer"
 
 
 @dataclass
 class ConsentingClients:
-    """An `Exchange` with those clients that were admitted, are online, and have consented.
+    """`Exchange` with the clients that are admitted, online, and have consented.
 
-    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, once as long as it
-    is the same, and asked again when it was away, as for another consent, or after AGAIN seconds. One that only looks (`fedveil
-    join --check`) is offered it again when it comes back. One whose machine
-    answers with an error is offered it again and again, and named once as long as the error is the same.
+    A client is first offered the run. One that refuses is reported with its reason, once in a row for the same reason. It is
+    asked again after it was away, perhaps for another consent, or after AGAIN seconds. One that only looks (`fedveil join
+    --check`) is offered the run again when it comes back. One whose machine answers with an error is offered it repeatedly, and
+    reported once in a row for the same error.
 
-    A round in which nobody is yet is asked again when a client comes, or after AGAIN seconds: once where clients are there whom
-    it does not ask, and until somebody answers where there are none.
+    A round without participants is asked again when a client comes, or after AGAIN seconds: once if other clients are online that
+    it does not ask, and otherwise until somebody answers.
 
     Args:
-        reach: how those who are online are reached. offered: makes the offer to a client. clients: how many the run has.
-        tell: called with a line for each thing that happens. sleep: called with the seconds between two looks at who is there.
+        reach: transport to online clients. offered: makes the offer to a client. clients: number of clients in the run.
+        tell: called with a line for each event. sleep: called with the seconds between two checks of who is online.
     """
 
     reach: Reach
@@ -189,16 +189,16 @@ class ConsentingClients:
     _asked: dict[int, float] = field(default_factory=dict)
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
-        """As `Exchange.answers`."""
+        """Return each client's reply, or an error string; see `Exchange.answers`."""
         self.offer(self._open(set(messages)))
         asked = {client: parts for client, parts in messages.items() if client in self.consented}
-        found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, SILENT) for c in messages}
-        found |= self.reach.answers(asked)
-        self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
-        return found
+        results: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, SILENT) for c in messages}
+        results |= self.reach.answers(asked)
+        self.consented -= {client for client, answer in results.items() if answer == GONE}  # offered again when they are back
+        return results
 
     def again(self, clients: Set[int], tries: int) -> bool:
-        """Wait for a client of a round in which there is none yet, and say whether they are to be asked again.
+        """Wait for a client of a round without participants, and return whether to ask the round's clients again.
 
         Args:
             tries: how often they were asked before.
@@ -210,33 +210,33 @@ class ConsentingClients:
                 return False
         else:
             self.tell(f"the round waits for the first answer of its {len(clients)} clients, and asks again every minute")
-        there, end = set(self.reach.online), time.monotonic() + AGAIN
-        while time.monotonic() < end and not (now := set(self.reach.online)) - there:
-            there = now
+        online, end = set(self.reach.online), time.monotonic() + AGAIN
+        while time.monotonic() < end and not (now := set(self.reach.online)) - online:
+            online = now
             self.sleep(_LOOK)
         return True
 
     def gather(self, clients: set[int], count: int, wait: Callable[[], None]) -> None:
-        """Offer the run to clients as they come, until so many of those online have consented; no other answer counts.
+        """Offer the run to clients as they come, until `count` of those online have consented; no other answer counts.
 
         Args:
-            wait: called between two looks at who is online.
+            wait: called between two checks of who is online.
         """
-        shown = (-1, -1, -1)
+        reported = (-1, -1, -1)
         while True:
             online = set(self.reach.online)
             self.looked &= online
             self.offer(self._open(clients) - self.looked)
-            if shown != (now := (len(online & self.consented), len(self.refused), len(self.looked))):
+            if reported != (now := (len(online & self.consented), len(self.refused), len(self.looked))):
                 others = "".join(f"; {many} {did}" for many, did in zip(now[1:], ("refused", "only looked"), strict=True) if many)
                 self.tell(f"{now[0]} clients have consented, {count} are waited for{others}")
-                shown = now
+                reported = now
             if now[0] >= count:
                 return
             wait()
 
     def _open(self, clients: set[int]) -> set[int]:
-        """Those of them that are to be asked."""
+        """Return the clients that are due to be asked."""
         for client in self._asked.keys() - set(self.reach.online):
             del self._asked[client]
         now = time.monotonic()
@@ -260,10 +260,10 @@ class ConsentingClients:
                 self.looked.add(client)
                 self.tell(f"client {client}: {reason}")
             elif reason:
-                self._asked[client], said = time.monotonic(), f"refused to take part: {reason}"
-                if self.refused.get(client) != said:
-                    self.tell(f"client {client} {said}")
-                self.refused[client] = said
+                self._asked[client], refusal = time.monotonic(), f"refused to take part: {reason}"
+                if self.refused.get(client) != refusal:
+                    self.tell(f"client {client} {refusal}")
+                self.refused[client] = refusal
             else:
                 self.refused.pop(client, None)
                 self.consented.add(client)

@@ -1,4 +1,4 @@
-"""Flower's programs as quiet children of ours."""
+"""Flower's programs as child processes, with telemetry and update checks off."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Variables of the environment, set before anything of Flower is imported, and for each of its processes."""
+"""Environment variables, set before any import of Flower and for each of its processes."""
 
 
 def require_flower() -> None:
-    """Make Flower ready to be imported, quietly.
+    """Prepare the environment for Flower and check that it can be imported.
 
     Raises:
         ConfigError: it is not installed.
@@ -44,7 +44,7 @@ def require_flower() -> None:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Variables of the environment as long as the block lasts."""
+    """Set environment variables for the duration of the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -60,15 +60,15 @@ def environment(**values: str) -> Iterator[None]:
 _PR_SET_PDEATHSIG = 1
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UP = 120.0
-"""Seconds that a program has to answer."""
+"""Seconds that a program gets to start answering."""
 
 
 class Program:
     """One program of Flower.
 
     Args:
-        command: a program beside Python, and its arguments. home: where Flower keeps its files. log: what it prints goes there.
-        name: for messages; that of the program if left out. memory: bytes that it may have (Linux), or None.
+        command: a program next to the Python executable, and its arguments. home: for Flower's files. log: for its output.
+        name: for messages; by default the program's. memory: limit in bytes (Linux), or None.
     """
 
     def __init__(self, command: Sequence[str], home: Path, log: Path, name: str = "", memory: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Program:
         self._begun = 0
 
     def start(self) -> None:
-        """Start it."""
+        """Start the program."""
         program = Path(sys.executable).with_name(self.command[0])
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": path}
@@ -97,14 +97,14 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the program has not ended."""
         return self.process is not None and self.process.poll() is None
 
     def wait_for(self, port: int) -> None:
-        """Wait until it answers at that port of this machine.
+        """Wait until the program answers at that port of this machine.
 
         Raises:
-            FedveilError: it ended, or did not come up in time.
+            FedveilError: it ended, or did not start in time.
         """
         end = time.monotonic() + _UP
         while self.running and time.monotonic() < end:
@@ -114,17 +114,17 @@ class Program:
         raise FedveilError(f"{self.name} did not come up; its log is {self.log}: {self.why()}")
 
     def why(self) -> str:
-        """Why it ended, as it said itself, or else the end of what it printed; in one line."""
+        """Return in one line why the program ended, from its own message or else the end of its output."""
         with suppress(OSError):
-            said = _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace")[self._begun :])
-            explained = re.search(r"Exit Code: (\d+)(.*?)(?:For more information|$)", said, re.DOTALL)
+            output = _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace")[self._begun :])
+            explained = re.search(r"Exit Code: (\d+)(.*?)(?:For more information|$)", output, re.DOTALL)
             if explained:
                 return f"exit {explained[1]}, {' '.join(explained[2].split())}"
-            return " | ".join(line.strip() for line in said.splitlines()[-3:])
+            return " | ".join(line.strip() for line in output.splitlines()[-3:])
         return ""
 
     def stop(self) -> None:
-        """End it."""
+        """End the program."""
         if self.process is not None:
             if self.running:
                 self.process.terminate()
@@ -138,7 +138,7 @@ class Program:
 
 
 def require_free(host: str, port: int, patience: float = 5.0) -> None:
-    """Wait a moment for the port of this machine: a program that was killed may still hold it.
+    """Wait a moment for a free port on this machine: a killed program may still hold it.
 
     Raises:
         FedveilError: another program has it.
@@ -161,10 +161,10 @@ def require_free(host: str, port: int, patience: float = 5.0) -> None:
 
 @contextmanager
 def running(program: Program, tell: Callable[[str], None], pause: float) -> Iterator[Program]:
-    """The program, as long as the block lasts; if it ends before, it is started again.
+    """Run a program for the duration of the block, and restart it if it ends before.
 
     Args:
-        tell: called with a line when that happens. pause: seconds before it is started again.
+        tell: called with a line when that happens. pause: seconds before the restart.
     """
     ended = threading.Event()
 
@@ -175,7 +175,7 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
                 if not ended.wait(pause):
                     try:
                         program.start()
-                    except OSError as problem:  # no memory, no room: it is tried again
+                    except OSError as problem:  # out of memory or disk space: it is retried
                         tell(f"{program.name} cannot be started: {problem}")
 
     program.start()
@@ -192,7 +192,7 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too; a program that hears it already does so."""
+    """Let SIGTERM end this process as Ctrl-C does, so that its children end, too; unless the program already handles it."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -204,12 +204,12 @@ def ended_by_signal() -> Iterator[None]:
 
 
 def ends_with_parent(memory: int | None = None) -> Callable[[], None] | None:
-    """What a child of this thread does first, so that it ends with the thread, and has no more than that much memory."""
+    """Return the first call of a child of this thread, which lets it end with the thread and limits its memory."""
     return partial(_confine, memory) if sys.platform.startswith("linux") else None
 
 
 def _confine(memory: int | None) -> None:
-    """In the child: ask the system to end it when its parent ends, however that happens, and to give it no more memory."""
+    """Ask the system, in the child, to end it when its parent ends, however that happens, and to limit its memory."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if memory is not None:
         import resource
@@ -220,7 +220,7 @@ def _confine(memory: int | None) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine at which nothing answers."""
+    """Return a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port

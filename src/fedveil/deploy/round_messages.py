@@ -1,16 +1,15 @@
-"""The messages of a round, and the check of a release that arrived against the server's own plan.
+"""The messages of a round, and the check of a received release against the server's own plan.
 
-    ROUND     to all clients of a round, the same bytes: model, the one before, public loss, public update, server state,
+    ROUND     to all clients of a round, the same bytes: model, previous model, public loss, public update, server state,
               plan state, statistics
     TASK      to one client: its number and its weight
-    RELEASE   from one client: the integers that left its door, or the floats of a release that promises nothing
+    RELEASE   from one client: the integers from its door, or the floats of a release that promises nothing
     REFUSAL   from one client: why it takes no part
 
-What a client keeps for itself (its private and policy state) is in none of them, and neither are its loss, its number of
-examples, or why its training failed.
+No message contains a client's private or policy state, its loss, its number of examples, or why its training failed.
 
-Whatever a client says, what the server uses is integers (or floats, under a plan that promises nothing) of the shape, type and
-size that its own plan allows. Reads, reason, clip, noise and price come from that plan.
+Whatever a client sends, the server only uses integers (or floats, under a plan that promises nothing) of the shape, type and size
+that its own plan allows. Reads, reason, clip, noise and price come from that plan.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _TASK = ("run", "round", "client", "weight")
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """What all clients of a round are told; `plan_state` is that of the common policy where uploads are summed, else empty."""
+    """Message to all clients of a round; `plan_state` is the common policy's if uploads are summed, else empty."""
 
     run: str
     released: Released
@@ -69,7 +68,7 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class TaskMessage:
-    """What one client is told."""
+    """Message to one client."""
 
     run: str
     round: int
@@ -79,10 +78,10 @@ class TaskMessage:
 
 @dataclass(frozen=True)
 class ReleaseMessage:
-    """What left one client: int64 [D] or float32 [D], or None where a plan that promises nothing refused its update.
+    """Release of one client: int64 [D] or float32 [D], or None if a plan that promises nothing refused its update.
 
-    `plan`: digest of the plan under which it left. `salt`: of the digest by which both ledgers name it. `buffers`: batch
-    statistics, in runs that release these.
+    `plan`: digest of its plan. `salt`: of the digest by which both ledgers identify it. `buffers`: batch statistics, in runs that
+    release these.
     """
 
     task: TaskMessage
@@ -94,16 +93,16 @@ class ReleaseMessage:
 
 @dataclass(frozen=True)
 class RefusalMessage:
-    """Why one client takes no part."""
+    """Reason why one client takes no part."""
 
     task: TaskMessage
     reason: str
 
 
 def round_bytes(message: RoundMessage) -> bytes:
-    """The message on the wire."""
+    """Return the message as bytes."""
     released = message.released
-    told = {
+    content = {
         "model": released.model,
         "previous": released.previous,
         "public_loss": released.public_loss,
@@ -113,18 +112,18 @@ def round_bytes(message: RoundMessage) -> bytes:
         "buffers": message.buffers,
     }
     tensors: dict[str, Tensor] = {}
-    fields = {"run": message.run, "round": released.round, _TREE: encode(told, tensors, "")}
+    fields = {"run": message.run, "round": released.round, _TREE: encode(content, tensors, "")}
     return encoded(WireMessage(Kind.ROUND, fields, {name: tensor.numpy() for name, tensor in tensors.items()}))
 
 
 def read_round(content: bytes, dimension: int) -> RoundMessage:
-    """The message that the server sent to all.
+    """Return the message that the server sent to all.
 
     Args:
         dimension: d, of the models.
 
     Raises:
-        WireError: it is none, or its models are no vectors of finite numbers of that dimension.
+        WireError: it is invalid, or its models are not vectors of finite numbers of that dimension.
     """
     message = decoded(content, Kind.ROUND)
     require_parts(message, ("run", "round", _TREE), message.arrays)
@@ -156,30 +155,30 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
 
 
 def task_bytes(task: TaskMessage) -> bytes:
-    """The message on the wire."""
+    """Return the message as bytes."""
     return encoded(WireMessage(Kind.TASK, _task_fields(task)))
 
 
 def read_task(content: bytes) -> TaskMessage:
-    """The message that the server sent to one client; raises WireError."""
+    """Return the message that the server sent to one client; raise WireError if it is invalid."""
     message = decoded(content, Kind.TASK)
     require_parts(message, _TASK)
     return _task_of(message)
 
 
 def reply_bytes(reply: ReleaseMessage | RefusalMessage, bounds: Bounds = ()) -> bytes:
-    """The message on the wire.
+    """Return the message as bytes.
 
     Args:
-        bounds: of the integers of a release, from its plan alone (`ReleaseLayout.bounds`).
+        bounds: of a release's integers, from its plan alone (`ReleaseLayout.bounds`).
 
     Raises:
-        ValueError: an integer beyond its bound.
+        ValueError: an integer exceeds its bound.
     """
     fields = _task_fields(reply.task)
     if isinstance(reply, RefusalMessage):
-        shown = "".join(c if c.isprintable() else " " for c in reply.reason)[:1000]
-        return encoded(WireMessage(Kind.REFUSAL, fields | {"reason": shown}))
+        printable = "".join(c if c.isprintable() else " " for c in reply.reason)[:1000]
+        return encoded(WireMessage(Kind.REFUSAL, fields | {"reason": printable}))
     arrays: dict[str, NDArray[Any]] = {}
     if reply.released is not None:
         arrays["released"] = reply.released.numpy()
@@ -193,13 +192,13 @@ def reply_bytes(reply: ReleaseMessage | RefusalMessage, bounds: Bounds = ()) -> 
 def read_reply(
     content: bytes, task: TaskMessage, dimension: int, bounds: Bounds | None = None
 ) -> ReleaseMessage | RefusalMessage:
-    """A client's answer to that task.
+    """Return a client's answer to that task.
 
     Args:
-        dimension: D, of a release. bounds: of its integers, from the plan; None takes those that the answer states.
+        dimension: D, of a release. bounds: of its integers, from the plan; None accepts those that the answer states.
 
     Raises:
-        WireError: it is none; it answers another task; or it brings another shape, type or width than a release has.
+        WireError: it is invalid; it answers another task; or it has another shape, type or width than a release has.
     """
     message = decoded(content, Kind.RELEASE, Kind.REFUSAL, most_packed=dimension)
     release = message.kind is Kind.RELEASE
@@ -224,10 +223,10 @@ def read_reply(
 
 
 def plan_name(plan: Plan | Raw, layout: Layout) -> str:
-    """A digest of all of a plan that decides what leaves; both sides make the plan, and must have made the same.
+    """Return a digest of everything in a plan that determines the release; both sides must have made the same plan.
 
     Raises:
-        FedveilError: the plan is made from the private update, so that no server could hold a release against it.
+        FedveilError: the plan depends on the private update, so no server could check a release against it.
     """
     if isinstance(plan, Raw):
         raise FedveilError(
@@ -259,11 +258,11 @@ def _finite_floats(value: Any) -> bool:
 
 
 _DEVIATIONS = 40.0
-"""No Gaussian noise is ever so many standard deviations away from 0."""
+"""Number of standard deviations that Gaussian noise never exceeds in practice."""
 
 
 def received_upload(door: Door, plan: Plan, message: ReleaseMessage) -> SealedUpload:
-    """The upload that arrived, and the row by which the server's ledger copies the client's.
+    """Return the received upload, with the row by which the server's ledger copies the client's.
 
     Raises:
         UpdateRefused: it is not what the plan allows.
@@ -276,7 +275,7 @@ def received_upload(door: Door, plan: Plan, message: ReleaseMessage) -> SealedUp
 
 
 def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Contribution:
-    """The summand that arrived; its clip is proven again.
+    """Return the received contribution to a sum; its clip is checked again.
 
     Raises:
         UpdateRefused: it is not what the plan allows.
@@ -288,15 +287,15 @@ def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Co
 
 
 def release_bounds(door: Door, plan: Plan | Raw) -> Bounds:
-    """The bounds of the integers that leave under a plan; none where floats leave."""
+    """Return the bounds of the integers released under a plan; none if it releases floats."""
     exact = isinstance(plan, Plan) and on_grid(plan, reason_of(plan), door.layout)
     return door.parts.bounds(plan) if isinstance(plan, Plan) and exact else ()
 
 
 def naming_its_bits(door: Door, sealed: SealedUpload, salt: str) -> SealedUpload:
-    """The upload by a row that says which bits leave: both ledgers name the same ones, and count them once when sent again.
+    """Return the upload with a ledger row that identifies its bits, so that both ledgers count them once when sent again.
 
-    Ledgers are published, and the salt is not: of a small model the upload could be found by trying.
+    Ledgers are published but the salt is not: otherwise a small model's upload could be found by trial.
     """
     digest = hashlib.sha256(salt.encode() + door.leaving(sealed.upload).numpy().tobytes()).hexdigest()
     return replace(sealed, entry=naming_bits(sealed.entry, digest))
@@ -318,7 +317,7 @@ def _checked(door: Door, plan: Plan, released: Tensor | None, *, noised: bool) -
 
 
 def _check_integers(door: Door, plan: Plan, integers: NDArray[np.int64], *, noised: bool) -> None:
-    """Hold the norm of each group, and of the whole, against clip and noise, in units of the group's grid step."""
+    """Check the norm of each group, and of the whole, against clip and noise, in units of the group's grid step."""
     groups, grid = door.parts.groups(plan), door.parts.grid(plan)
     if plan.support is not None and integers[: door.layout.dimension][~plan.support.numpy()].any():
         raise UpdateRefused("the release has coordinates that the plan does not send")
@@ -337,12 +336,12 @@ def _check_integers(door: Door, plan: Plan, integers: NDArray[np.int64], *, nois
 
 
 def _noise_room(std: float, step: float, count: int) -> float:
-    """A bound on the norm of that many numbers of noise that honest noise never reaches; rounding to the grid included."""
+    """Return a bound that the norm of so many honest noise values never exceeds, including rounding to the grid."""
     return std * (math.sqrt(count) + _DEVIATIONS) + step * math.sqrt(count)
 
 
 def _most_float(door: Door, plan: Plan) -> float:
-    """The largest norm of a float release: what the door lets pass, and the noise that the plan adds to it."""
+    """Return the largest norm of a float release: the door's limit, plus the noise that the plan adds."""
     stds = [std for _, std, _ in door.parts.groups(plan)]
     noise = max(stds, default=0.0) if not isinstance(plan, LocalDpSgd) else 0.0
     clip = math.hypot(plan.clip, *(extra.clip for extra in plan.extras.values()))

@@ -1,7 +1,7 @@
-"""The server's process: it has the configuration, the public test set and the run directory, and reaches its clients by Flower.
+"""The server's process: it has the configuration, the public test set and the run directory, and reaches clients by Flower.
 
-It starts the SuperLink (`superlink`), which carries messages, and starts it again if it ends. The run itself is here, and is
-resumed like any other.
+It starts the SuperLink (`superlink`), which carries messages, and restarts it if it ends. The run itself is in this process, and
+is resumed like any other.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Federation
 
 PATIENCE = 600.0
-"""Seconds that the server waits for an answer where the configuration says nothing else."""
+"""Seconds that the server waits for an answer if the configuration does not say."""
 _POLL = 0.2
 _PATH = 100
-"""Bytes of the path of a socket that every system takes."""
+"""Length in bytes of a socket path that every system accepts."""
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What a server does.
+    """Options of a server.
 
     Args:
-        network: its folder. out: run directory. resume: go on with the run there. wait: clients that must be online first.
-        tell: called with a line for each thing that happens. on_round: with each row of the history.
+        network: its folder. out: run directory. resume: resume the run there. wait: clients that must be online first.
+        tell: called with a line for each event. on_round: called with each row of the history.
         on_up: called when clients can connect.
     """
 
@@ -70,7 +70,7 @@ def serve(config: Config, serving: Serving) -> Result:
     """Train as configured with the clients of a network.
 
     Raises:
-        FedveilError: as `run`; or the network does not come up.
+        FedveilError: as `run`; or the network does not start.
     """
     require_fleet_routes()
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -98,7 +98,7 @@ def serve(config: Config, serving: Serving) -> Result:
         timeout = experiment.engine.timeout or PATIENCE
 
         def nodes() -> dict[int, int]:
-            clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
+            clients = {key: client for client, key in keys.items()}  # a node with another key is no client
             return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
 
         reach = GridExchange(grid, nodes, timeout, _POLL)
@@ -109,21 +109,21 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
 
-        with _named(link):
-            here = resolve_here(config, prepared.population, serving.out if serving.resume else None)
-            result = train(here, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
-    (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
+        with _naming_log(link):
+            resolved = resolve_here(config, prepared.population, serving.out if serving.resume else None)
+            result = train(resolved, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
+    (serving.out / STATE_FILE).unlink(missing_ok=True)  # noiseless sums, which only an interrupted run needs
     return result
 
 
 def answer_bytes(experiment: Experiment) -> int:
-    """Bytes that a client's answer has at most: its integers in 8 bytes each, which no plan exceeds, and what is around them."""
+    """Return the largest size of a client's answer in bytes: 8 per integer, which no plan exceeds, plus overhead."""
     return 8 * experiment.setting.layout.dimension + 2**18
 
 
 @contextmanager
 def _socket(network: NetworkFolder) -> Iterator[Path]:
-    """Where the server reaches its SuperLink: in the network's folder, or, where that path is too long for a socket, another."""
+    """Yield the socket path for the SuperLink: in the network's folder, or elsewhere if that path is too long for a socket."""
     at = network.path.absolute() / "flower-superlink"
     if len(bytes(at)) < _PATH:
         try:
@@ -136,7 +136,7 @@ def _socket(network: NetworkFolder) -> Iterator[Path]:
 
 
 def _forget_earlier(network: NetworkFolder) -> None:
-    """Remove the database that the SuperLink of fedveil 0.2 had, with what clients had sent."""
+    """Remove the SuperLink database of fedveil 0.2, which holds what clients had sent."""
     for path in network.path.glob("superlink.db*"):
         path.unlink(missing_ok=True)
 
@@ -149,14 +149,14 @@ def _superlink(network: NetworkFolder, inside: Path, answer: int) -> Program:
 
 @contextmanager
 def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iterator[Any]:
-    """The grid of a new run of Flower, to which all keys are admitted.
+    """Yield the grid of a new run of Flower, to which all keys are admitted.
 
     Raises:
-        FedveilError: the SuperLink does not begin it.
+        FedveilError: the SuperLink does not start it.
     """
     control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
     try:
-        with _named(link):
+        with _naming_log(link):
             for client, key in keys.items():
                 control.register(key, f"client-{client}")
             run, end = control.start_run(), time.monotonic() + PATIENCE
@@ -172,18 +172,18 @@ def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iter
 
 
 @contextmanager
-def _named(link: Program) -> Iterator[None]:
-    """Tell of what fails in Flower in its own words, and where its log is.
+def _naming_log(link: Program) -> Iterator[None]:
+    """Turn errors of Flower's connection into errors with Flower's own text and the location of its log.
 
     Raises:
-        FedveilError: in the place of an error of the connection, or of what it answers.
+        FedveilError: instead of an error of the connection or its response.
     """
     import httpx
 
     try:
         yield
     except httpx.HTTPError as problem:
-        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
+        text = getattr(getattr(problem, "response", None), "text", "") or str(problem)
         raise FedveilError(
-            f"Flower's SuperLink failed ({printable(said)}); its log is {link.log}: {link.why()}; go on with --resume"
+            f"Flower's SuperLink failed ({printable(text)}); its log is {link.log}: {link.why()}; go on with --resume"
         ) from problem

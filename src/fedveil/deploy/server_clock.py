@@ -1,4 +1,4 @@
-"""The clocks of a client and its server: signatures name the time, so that clocks which differ shut a client out."""
+"""The clocks of a client and its server: signatures contain the time, so different clocks shut a client out."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedveil.deploy.flower_api import clock_tolerance
 
 _PATIENCE = 5.0
 _COARSE = 1.5
-"""Seconds by which a clock that is read over the network may be off: it names whole seconds."""
+"""Possible error in seconds of a clock that is read over the network: it reports whole seconds."""
 
 
 def server_clock(host: str, port: int) -> float | None:
-    """Time at the server, in seconds since 1970, or None where it does not say.
+    """Return the time at the server, in seconds since 1970, or None if it does not answer.
 
-    It is for a message alone, so nobody's certificate is asked: whether that is valid depends on the clock, too.
+    The certificate is not checked, since the result is only used in a message, and its validity depends on the clock, too.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -38,21 +38,21 @@ def server_clock(host: str, port: int) -> float | None:
 
 
 def clocks_that_differ(host: str, port: int) -> str:
-    """Both clocks, where this machine's may shut it out; otherwise nothing."""
-    there, here = server_clock(host, port), time.time()
+    """Return a description of both clocks if their difference may shut this machine out, else an empty string."""
+    server, client = server_clock(host, port), time.time()
     early, late = clock_tolerance()
-    if there is None or _COARSE - late < here - there < early - _COARSE:
+    if server is None or _COARSE - late < client - server < early - _COARSE:
         return ""
-    return two_clocks(here, there)
+    return two_clocks(client, server)
 
 
 def two_clocks(client: float, server: float) -> str:
-    """Both clocks, and how far they may be apart."""
+    """Describe both clocks, and how far they may be apart."""
     early, late = clock_tolerance()
     ahead = client - server
-    here, there = (f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S} UTC" for t in (client, server))
+    client_time, server_time = (f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S} UTC" for t in (client, server))
     return (
-        f"the client's clock says {here}, and the server's {there}: the client's is {abs(ahead):.0f} seconds "
+        f"the client's clock says {client_time}, and the server's {server_time}: the client's is {abs(ahead):.0f} seconds "
         f"{'ahead' if ahead > 0 else 'behind'}, and may be {early:g} ahead or {late:g} behind; set both by the network's time "
         f"(NTP)"
     )

@@ -1,11 +1,11 @@
-"""Flower's SuperLink as a program of fedveil: all of it at a socket of its owner, the fleet's routes alone at the port.
+"""Flower's SuperLink as a program of fedveil: everything at a socket of its owner, only the fleet's routes at the port.
 
     python -m fedveil.deploy.superlink --network FOLDER --port PORT --socket PATH --answer-bytes N
 
 Flower serves the routes of its fleet, its control interface and its runtime at one port. Here the app has no port: the server's
-process reaches it at a socket in a folder of its own. The port is the program's own. It answers requests to the routes that a
-SuperNode needs, from admitted keys, and to everything else that there is no such route; it reads no body before that. What the
-SuperLink holds of a run is in the memory of this process, and nothing of it is on a disk.
+process reaches it at a socket in a private folder. The port belongs to this program. It serves the routes that a SuperNode needs,
+to admitted keys, and answers 404 to everything else; it reads no body before that check. The SuperLink's data of a run are in the
+memory of this process, and never on disk.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from fedveil.deploy.network_folder import NetworkFolder, open_network, public_ke
 from fedveil.deploy.server_clock import two_clocks
 
 HANDSHAKE = 30.0
-"""Seconds from a connection to the end of its first request's header, which has to be signed by an admitted key."""
+"""Seconds from a connection to the end of its first request's header, which must be signed by an admitted key."""
 IDLE = 60.0
 """Seconds between two requests of a connection."""
 LINGER, QUIET = 5.0, 0.5
-"""Seconds for which the rest of a refused request is thrown away, in all, and without a byte."""
+"""Seconds for which the rest of a refused request is discarded: in total, and without a byte."""
 HEARD = 1.0
-"""Seconds after which the operator hears of a line at the latest."""
+"""Seconds after which the operator gets a line at the latest."""
 SLOWEST = 2.0**14
-"""Bytes a second that a body needs at least, after the seconds of a header."""
+"""Least speed of a body in bytes per second, after the time for a header."""
 STRANGERS, EACH = 128, 16
-"""Connections that have not shown an admitted key, in all, and of one admitted key: more end the oldest."""
+"""Connections without an admitted key, in total, and per admitted key: beyond that, the oldest is closed."""
 _HEADER, _SMALL, _UPLOAD = 2**14, 2**18, 2**16 + 5 * 2**20
-"""Bytes of a header, of a body, and of one that brings a part of an answer (Flower sends 5 MiB at a time)."""
+"""Limits in bytes of a header, a body, and a body with part of an answer (Flower sends 5 MiB at a time)."""
 _OUTSTANDING = 4
-"""Messages whose answers may be under way from one client."""
+"""Messages of one client whose answers may be pending."""
 _REASONS = {401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 _DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
 _log = logging.getLogger(__name__)
 
 
 class _Unserved(Exception):
-    """A request that is not answered as a route of Flower; the connection ends with `status`."""
+    """Raised for a request that is not passed to a route of Flower; the connection ends with `status`."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -71,18 +71,18 @@ class _Unserved(Exception):
 
 @dataclass
 class _Allowance:
-    """How many bytes of answers one client may still send: those of each message that it was handed, and no others."""
+    """Bytes of answers that one client may still send: for the messages that it was given only."""
 
     left: int = 0
     sent: set[bytes] = field(default_factory=set)
 
     def grant(self, answer: int) -> None:
-        """A message was handed out."""
+        """Allow an answer, because a message was given out."""
         self.left = min(self.left + answer, _OUTSTANDING * answer)
         self.sent.clear()
 
     def take(self, name: bytes, size: int) -> bool:
-        """Whether a part of an answer may come; one that comes again is counted once."""
+        """Return whether a part of an answer is accepted; a repeated part is counted once."""
         if name in self.sent:
             return True
         if size > self.left:
@@ -93,14 +93,14 @@ class _Allowance:
 
 
 class _Open:
-    """Connections by whose they are: where there are more than so many, the oldest of the one with the most is ended."""
+    """Open connections by owner: beyond the limit, the oldest connection of the owner with the most is closed."""
 
     def __init__(self, most: int) -> None:
         self.most, self.tasks = most, dict[asyncio.Task[Any], Hashable]()
 
     @contextmanager
     def one(self, whose: Hashable) -> Iterator[None]:
-        """The task that runs this, as long as the block lasts."""
+        """Count the current task for the duration of the block."""
         task = asyncio.current_task()
         assert task is not None
         self.tasks[task] = whose
@@ -115,35 +115,35 @@ class _Open:
             self.leave(task)
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Count it no more."""
+        """Stop counting the task."""
         self.tasks.pop(task, None)
 
 
 class FleetPort:
-    """What answers at the port.
+    """Handler of the connections at the port.
 
     Args:
         app: Flower's. admitted: public keys (PEM) of the clients, in the order of their numbers.
-        answer: bytes that one answer has at most. tell: called with a line for the server's operator.
+        answer: largest size of an answer in bytes. tell: called with a line for the server's operator.
     """
 
     def __init__(self, app: Any, admitted: Sequence[bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
         import httpx
 
-        self._tell, self._told, self._large = tell, set[bytes](), set[bytes]()
+        self._tell, self._warned, self._large = tell, set[bytes](), set[bytes]()
 
         self.answer, self.admitted = answer, {key: _Allowance() for key in admitted}
         self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
-        self._strangers, self._known = _Open(STRANGERS), {key: _Open(EACH) for key in self.admitted}
+        self._strangers, self._by_key = _Open(STRANGERS), {key: _Open(EACH) for key in self.admitted}
         self._tasks = set[asyncio.Task[None]]()
 
     async def accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
-        """Take connections for ever."""
+        """Accept connections forever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 connection, address = await loop.sock_accept(listening)
-            except OSError as problem:  # out of descriptors, or it was gone before it was taken
+            except OSError as problem:  # out of descriptors, or closed before it was accepted
                 _log.warning("a connection could not be taken: %s", problem)
                 await asyncio.sleep(0.1)
                 continue
@@ -164,10 +164,10 @@ class FleetPort:
                     speaker = _Speaker(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
                     head = await speaker.head()
                     key = self._key(head)
-                with self._known[key].one(key):
+                with self._by_key[key].one(key):
                     self._strangers.leave(asyncio.current_task())  # type: ignore[arg-type]
                     while True:
-                        await self._answered(speaker, head, key)
+                        await self._serve(speaker, head, key)
                         async with asyncio.timeout(IDLE):
                             head = await speaker.head()
                         if self._key(head) != key:
@@ -184,24 +184,24 @@ class FleetPort:
                 transport.abort() if transport.is_closing() else transport.close()
 
     def _key(self, head: h11.Request) -> bytes:
-        """The admitted key that signed a request to a route of the fleet."""
+        """Return the admitted key that signed a request to a route of the fleet."""
         headers = dict(head.headers)
         key = signer(headers)
-        if len(headers) < len(head.headers):  # of two headers of one name the app may take the other one
+        if len(headers) < len(head.headers):  # of two headers with one name the app may use the other one
             raise _Unserved(404)
         allowed = head.method == b"POST" and head.target.decode("ascii", "replace") in FLEET_ROUTES and key in self.admitted
         if not allowed or not is_signed_by(key, headers):
             raise _Unserved(404)
         if ahead := clock_ahead(headers, now := time.time()):
-            if key not in self._told:
+            if key not in self._warned:
                 self._tell(f"client {list(self.admitted).index(key)} is turned away: {two_clocks(now + ahead, now)}")
-            self._told.add(key)
+            self._warned.add(key)
             raise _Unserved(401)
-        self._told.discard(key)
+        self._warned.discard(key)
         return key
 
     def _refuse_large(self, key: bytes) -> NoReturn:
-        """Refuse what is longer than it may be; the operator hears of it once for each message that the client was handed."""
+        """Refuse what is too large; the operator is told once for each message that the client was given."""
         if key not in self._large:
             self._tell(
                 f"client {list(self.admitted).index(key)} sends an answer that is too large, and is refused: one has at most "
@@ -210,25 +210,25 @@ class FleetPort:
         self._large.add(key)
         raise _Unserved(413)
 
-    async def _answered(self, speaker: _Speaker, head: h11.Request, key: bytes) -> None:
+    async def _serve(self, speaker: _Speaker, head: h11.Request, key: bytes) -> None:
         path, headers = head.target.decode(), dict(head.headers)
         size = headers.get(b"content-length", b"")
         uploads = path in FLEET_UPLOADS
-        coded = b"transfer-encoding" in headers  # its length would stand for nothing
+        coded = b"transfer-encoding" in headers  # its content-length would be meaningless
         if coded or not size.isdigit() or int(size) > (min(self.answer, _UPLOAD) if path == FLEET_UPLOADS[0] else _SMALL):
             self._refuse_large(key)
         async with asyncio.timeout(HANDSHAKE + int(size) / SLOWEST):
             body = await speaker.body()
         if uploads and not self.admitted[key].take(carried(path, body), len(body)):
             self._refuse_large(key)
-        kept = [(name, value) for name, value in head.headers if name.lower() not in _DROPPED]
-        answer = await self._app.post(path, content=body, headers=kept, timeout=None)
+        passed = [(name, value) for name, value in head.headers if name.lower() not in _DROPPED]
+        answer = await self._app.post(path, content=body, headers=passed, timeout=None)
         if has_message(path, answer.content):
             self.admitted[key].grant(self.answer)
             self._large.discard(key)
         async with asyncio.timeout(HANDSHAKE + len(answer.content) / SLOWEST):
-            kept = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
-            await speaker.answer(answer.status_code, kept, answer.content)
+            passed = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
+            await speaker.answer(answer.status_code, passed, answer.content)
 
 
 class _Speaker:
@@ -244,14 +244,14 @@ class _Speaker:
         return event
 
     async def head(self) -> h11.Request:
-        """The header of the next request; raises EOFError where none comes, or one that is too long."""
+        """Return the header of the next request; raise EOFError if none comes, or it is too long."""
         event = await self._event()
         if not isinstance(event, h11.Request) or sum(len(name) + len(value) for name, value in event.headers) > _HEADER:
             raise EOFError
         return event
 
     async def body(self) -> bytes:
-        """The body of the request."""
+        """Return the body of the request."""
         parts: list[bytes] = []
         while not isinstance(event := await self._event(), h11.EndOfMessage):
             if not isinstance(event, h11.Data):
@@ -260,15 +260,15 @@ class _Speaker:
         return b"".join(parts)
 
     async def answer(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
-        """Answer the request, and be ready for the next one."""
+        """Answer the request, and prepare for the next one."""
         length = (b"content-length", str(len(content)).encode())
         await self._send(h11.Response(status_code=status, headers=[length, *headers]), h11.Data(data=content), h11.EndOfMessage())
         self._http.start_next_cycle()
 
     async def refuse(self, status: int) -> None:
-        """Answer that nothing is served, and end.
+        """Send an error status, and end.
 
-        A socket that is closed with unread bytes resets the connection, and the answer may be lost with it.
+        Closing a socket with unread bytes resets the connection, which may lose the answer.
         """
         headers = [("content-length", "0"), ("connection", "close"), ("date", formatdate(time.time(), usegmt=True))]
         async with asyncio.timeout(LINGER):
@@ -286,7 +286,7 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
     """Serve until the process is told to end.
 
     Args:
-        port: of the fleet. at: path of the socket at which the server's process reaches everything. answer: as of `FleetPort`.
+        port: of the fleet. at: path of the socket at which the server's process reaches everything. answer: as in `FleetPort`.
     """
     import uvicorn
 
@@ -319,24 +319,24 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
 
 
 def told_at(at: Path) -> Path:
-    """The file beside the socket with the lines for the server's operator."""
+    """Return the file next to the socket with the lines for the server's operator."""
     return at.with_name(f"{at.name}.told")
 
 
 @contextmanager
 def hearing(at: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell the lines for the operator as they come, whatever this process waits for; the file is there as long as the block."""
+    """Report the lines for the operator as they come, whatever this process waits for; the file exists only during the block."""
     file, ended = told_at(at), Event()
     file.unlink(missing_ok=True)
 
     def hear() -> None:
-        told, last = 0, False
+        reported, last = 0, False
         while not last:
             last = ended.wait(HEARD)
             lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-            for line in lines[told:]:
+            for line in lines[reported:]:
                 tell(line)
-            told = len(lines)
+            reported = len(lines)
 
     thread = Thread(target=hear, daemon=True)
     thread.start()
@@ -349,12 +349,12 @@ def hearing(at: Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """A socket that is bound there; it does not listen yet."""
-    found = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.setblocking(False)
-    found.bind((address, port))
-    return found
+    """Return a socket that is bound but does not listen yet."""
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setblocking(False)
+    bound.bind((address, port))
+    return bound
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -1,12 +1,12 @@
 """The wire format: messages as bytes, without pickle, with integers packed to the bits that they need; carried by Flower's.
 
-A block is 9 bytes, the least value (int64, little endian) and a number of bits b (0 to 64), and then the differences to the
-least value, b bits each, most significant bit first, filled up with zeros to a whole byte. Least value and width follow from
-bounds that both sides have from the plan: the length of what is sent tells nothing of the integers.
+A block is 9 bytes, the least value (int64, little endian) and a number of bits b (0 to 64), then the differences to the least
+value, b bits each, most significant bit first, padded with zeros to a whole byte. Least value and width follow from bounds that
+both sides have from the plan: so the length reveals nothing about the integers.
 
-A message is read strictly: whatever is not exactly as `encoded` writes it raises `WireError`, and nothing else.
+A message is read strictly: anything not exactly as `encoded` writes it raises `WireError`, and nothing else.
 
-Parts that several messages share, such as the model of a round, travel once: Flower stores what it carries by content.
+Parts that several messages share, such as the model of a round, are sent once: Flower stores what it carries by content.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _BLOCK_HEAD = struct.Struct("<qB")
 
 Integers = NDArray[np.int64]
 Bounds = Sequence[tuple[int, int]]
-"""Groups of consecutive integers: where each ends, and the largest absolute value in it."""
+"""Groups of consecutive integers: the end of each, and the largest absolute value in it."""
 
 
 def packed(integers: Integers, bounds: Bounds) -> bytes:
-    """int64 [n] as bytes.
+    """Return int64 [n] as bytes.
 
     Raises:
-        ValueError: an integer beyond its bound, or bounds that do not cover all.
+        ValueError: an integer exceeds its bound, or the bounds do not cover all.
     """
     count = len(integers)
     return b"".join(
@@ -48,12 +48,12 @@ def packed(integers: Integers, bounds: Bounds) -> bytes:
 
 
 def unpacked(content: bytes | memoryview, count: int) -> tuple[Integers, Bounds]:
-    """The `count` integers that `packed` was given, and the bounds of their blocks.
+    """Return the `count` integers that were passed to `packed`, and the bounds of their blocks.
 
     Raises:
-        ValueError: the bytes are too few or too many, or not what `packed` writes.
+        ValueError: the bytes are too few or too many, or not as `packed` writes them.
     """
-    found, bounds, place = np.empty(count, np.int64), list[tuple[int, int]](), 0
+    integers, bounds, place = np.empty(count, np.int64), list[tuple[int, int]](), 0
     for start in range(0, count, BLOCK):
         n = min(BLOCK, count - start)
         if len(content) < place + _BLOCK_HEAD.size:
@@ -65,16 +65,16 @@ def unpacked(content: bytes | memoryview, count: int) -> tuple[Integers, Bounds]
         size = -(-n * bits // 8)
         if len(content) < place + size:
             raise ValueError("packed integers end early")
-        found[start : start + n] = _unpacked_block(content[place : place + size], n, bits, least)
+        integers[start : start + n] = _unpacked_block(content[place : place + size], n, bits, least)
         bounds.append((start + n, -least))
         place += size
     if place != len(content):
         raise ValueError("more bytes than packed integers")
-    return found, bounds
+    return integers, bounds
 
 
 def by_block(bounds: Bounds, count: int) -> list[tuple[int, int]]:
-    """The bound of each block of `count` integers: the largest of those of the groups that it touches.
+    """Return the bound of each block of `count` integers: the largest bound of the groups that overlap it.
 
     Raises:
         ValueError: the groups do not cover `count` integers.
@@ -120,7 +120,7 @@ def _unpacked_block(content: bytes | memoryview, count: int, bits: int, least: i
 
 VERSION = 2
 LARGEST = 2**32
-"""Bytes that a message may have."""
+"""Largest size of a message in bytes."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"FDVL"
@@ -138,11 +138,11 @@ _PACKED = "packed"
 
 
 class WireError(FedveilError):
-    """A message that is not of this format, or does not say what it must."""
+    """Raised for a message that is not in this format, or lacks a required value."""
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """Kind of a message."""
 
     ROUND = 1
     TASK = 2
@@ -157,7 +157,7 @@ class WireMessage:
     """A message: plain JSON values by name, and arrays by name.
 
     Args:
-        packed: of those arrays (int64) that travel packed, the bounds that give their widths.
+        packed: the bounds that determine the widths of packed arrays (int64), by name.
     """
 
     kind: Kind
@@ -167,7 +167,7 @@ class WireMessage:
 
 
 def encoded(message: WireMessage) -> bytes:
-    """The message as bytes."""
+    """Return the message as bytes."""
     listed, parts = [], []
     for name, array in message.arrays.items():
         if name in message.packed:
@@ -182,13 +182,13 @@ def encoded(message: WireMessage) -> bytes:
 
 
 def decoded(content: bytes, *expected: Kind, most_packed: int = 0) -> WireMessage:
-    """The message that `encoded` was given, of one of the expected kinds.
+    """Return the message that was passed to `encoded`, if it is of one of the expected kinds.
 
     Args:
-        most_packed: integers that a packed array may have; nine bytes can stand for 65,536 of them.
+        most_packed: largest size of a packed array; nine bytes can stand for 65,536 integers.
 
     Raises:
-        WireError: it is none, of another version, or of another kind.
+        WireError: it is invalid, of another version, or of another kind.
     """
     try:
         return _decoded(content, expected, most_packed)
@@ -256,7 +256,7 @@ def _array(kind: Any, shape: tuple[int, ...], content: memoryview) -> NDArray[An
 
 
 def require_parts(message: WireMessage, fields: Collection[str], arrays: Collection[str] = ()) -> None:
-    """Refuse a message that has not just these fields, or other arrays than these; raises WireError."""
+    """Refuse a message whose fields are not exactly these, or with other arrays than these; raise WireError."""
     if wrong := sorted({*fields} ^ message.fields.keys()):
         raise WireError(f"a {message.kind.name.lower()} has the fields {', '.join(fields)}; too many or missing: {_named(wrong)}")
     if unknown := sorted(message.arrays.keys() - {*arrays}):
@@ -268,7 +268,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def whole_number(message: WireMessage, name: str, least: int = 0, most: int = 2**62) -> int:
-    """A field that is a whole number in that range; raises WireError for anything else."""
+    """Return a field that is a whole number in that range; raise WireError otherwise."""
     value = message.fields.get(name)
     if type(value) is not int or not least <= value <= most:
         raise WireError(f"the field {name!r} must be a whole number from {least} to {most}")
@@ -276,7 +276,7 @@ def whole_number(message: WireMessage, name: str, least: int = 0, most: int = 2*
 
 
 def run_name(message: WireMessage) -> str:
-    """The field `run`: a name that can be that of a folder; raises WireError for anything else."""
+    """Return the field `run`, a name that is valid for a folder; raise WireError otherwise."""
     value = text(message, "run", 100)
     if not value or not all(c.isalnum() or c in "-_" for c in value):
         raise WireError("the name of a run has letters, digits, - and _ only")
@@ -284,7 +284,7 @@ def run_name(message: WireMessage) -> str:
 
 
 def text(message: WireMessage, name: str, most: int = 1000) -> str:
-    """A field that is a text of at most so many characters, without control characters; raises WireError for anything else."""
+    """Return a field that is a printable text with at most `most` characters; raise WireError otherwise."""
     value = message.fields.get(name)
     if type(value) is not str or len(value) > most or not value.isprintable():
         raise WireError(f"the field {name!r} must be a printable text of at most {most} characters")
@@ -292,7 +292,7 @@ def text(message: WireMessage, name: str, most: int = 1000) -> str:
 
 
 def digest(message: WireMessage, name: str) -> str:
-    """A field of 64 lower-case hex digits; raises WireError for anything else."""
+    """Return a field of 64 lower-case hex digits; raise WireError otherwise."""
     value = message.fields.get(name)
     if type(value) is not str or not _DIGEST.fullmatch(value):
         raise WireError(f"the field {name!r} must be 64 lower-case hex digits")
@@ -303,7 +303,7 @@ _RECORD, _STYPE = "fedveil", "fedveil.wire"
 
 
 def record(parts: Sequence[bytes]) -> Any:
-    """A RecordDict with these parts."""
+    """Return a RecordDict with these parts."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
     arrays = {str(i): Array("uint8", (len(part),), _STYPE, part) for i, part in enumerate(parts)}
@@ -311,7 +311,7 @@ def record(parts: Sequence[bytes]) -> Any:
 
 
 def parts_of(content: Any) -> list[bytes]:
-    """The parts of a RecordDict; raises WireError if it is not one of ours."""
+    """Return the parts of a RecordDict; raise WireError if fedveil did not make it."""
     if list(content) != [_RECORD] or type(content[_RECORD]).__name__ != "ArrayRecord":
         raise WireError("a message that does not come from fedveil")
     arrays = list(content[_RECORD].items())
@@ -321,14 +321,14 @@ def parts_of(content: Any) -> list[bytes]:
 
 
 def instruction(node: int, parts: Sequence[bytes]) -> Any:
-    """A message to a node."""
+    """Return a message to a node."""
     from flwr.app import Message
 
     return Message(record(parts), dst_node_id=node, message_type="train")
 
 
 def content_of(answer: Any) -> bytes | str:
-    """The one part of an answer, or, as text, why there is none."""
+    """Return the one part of an answer, or an error string."""
     if answer.has_error():
         return f"its machine answered with an error (code {answer.error.code}): {printable(answer.error.reason)}"
     try:
@@ -341,5 +341,5 @@ def content_of(answer: Any) -> bytes | str:
 
 
 def printable(text: object) -> str:
-    """The beginning of what a stranger wrote, fit for a log."""
+    """Return the beginning of an untrusted text, fit for a log."""
     return "".join(c if c.isprintable() else " " for c in str(text))[:500]

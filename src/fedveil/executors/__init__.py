@@ -1,1 +1,1 @@
-"""Engines run the clients of a round: inline, pool, stacked, batched, cuda."""
+"""Engines that run the clients of a round: inline, pool, stacked, batched, cuda."""

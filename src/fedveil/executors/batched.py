@@ -1,7 +1,7 @@
 """Engine `cuda`, and `batched` on the CPU: several clients of a round at once, their parameters stacked.
 
-Each client runs the same training as on every engine, in a lane of its own; the gradients that the lanes ask for are computed
-together. The results are those of `inline` up to rounding. Plans, door and states stay on the CPU.
+Each client runs the same training as on every engine, in a thread of its own; the gradients that the threads request are
+computed together. The results equal those of `inline` up to rounding. Plans, door and states stay on the CPU.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ON_A_CPU = 16
-"""Clients at once on a CPU, where nothing is gained by more."""
+"""Clients trained at once on a CPU, where more gain nothing."""
 
 
 class Batched:
-    """The engine; it works where the context's model is, and takes the examples there.
+    """Engine that trains on the device of the context's model and copies the examples there.
 
-    A network that is not known to have the same gradients in a stack trains as on engine `inline`, one client after the other.
+    A network whose stacked gradients are not known to be the same trains as on engine `inline`, one client after the other.
 
     Args:
-        at_once: clients that are trained at the same time; by default as many as memory holds (16 on a CPU).
-        deterministic: the same bits each time on the same device.
+        at_once: clients trained at the same time; by default as many as fit into memory (16 on a CPU).
+        deterministic: whether results repeat bit for bit on the same device.
     """
 
     def __init__(self, context: Context, at_once: int | None = None, deterministic: bool = False) -> None:
@@ -82,7 +82,7 @@ class Batched:
         self._settings.close()
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Train all, then seal what they release in the order of the tasks."""
+        """Train all clients, then seal their releases in the order of the tasks."""
         if self._inline is not None:
             yield from self._inline.map(tasks)
             return
@@ -95,10 +95,10 @@ class Batched:
             yield sealed_outcome(self.context, task, works[i], start)
 
     def _draws(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
-        """Where local training draws from, other than batches and noise: a secret source if a plan promises anything.
+        """Seed the layers' randomness: from a secret source if a plan promises anything.
 
-        Which of the numbers a client gets follows from the sizes of all. From a public seed, a client with one example less
-        would move what the others draw, and by that a sum by more than its clip.
+        Which numbers a client draws depends on the sizes of all clients. With a public seed, one example fewer at one client
+        would change the draws of others, and a sum by more than its clip.
         """
         randomness, names = self.context.randomness, [(task.released.round, task.client) for task in todo]
         if any(promising(plan, self.context.door) for plan in plans):
@@ -106,10 +106,10 @@ class Batched:
         return randomness.forward(self.device, names)
 
     def _train(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> dict[int, Work | Failure]:
-        """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
+        """Train each task's client, longest first, and return the results by index; a free row goes to the next client."""
         if not todo:
             return {}
-        stack, clients = self._room(len(todo)), self.context.clients
+        stack, clients = self._stack_for(len(todo)), self.context.clients
         start = todo[0].released.model.to(self.device)
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         free = list(range(len(stack.models)))
@@ -119,8 +119,8 @@ class Batched:
             while waiting or running:
                 while waiting and free:
                     row, index = free.pop(), waiting.popleft()
-                    lane = partial(self._client, task=todo[index], plan=plans[index], start=start, row=row)
-                    running[row] = index, ClientThread(lane)
+                    client = partial(self._client, task=todo[index], plan=plans[index], start=start, row=row)
+                    running[row] = index, ClientThread(client)
                 for row, (index, thread) in list(running.items()):
                     if thread.result is not None:
                         del running[row]
@@ -142,8 +142,8 @@ class Batched:
         context = replace(self.context, model=self._stack.models[row], gradients=in_step, in_turns=True)
         return attempted(context, replace(task, released=replace(task.released, model=start)), plan)
 
-    def _room(self, tasks: int) -> Stack:
-        """The models of a round with that many clients."""
+    def _stack_for(self, tasks: int) -> Stack:
+        """Return a stack with rows for a round of that many clients."""
         rows = min(tasks, self.at_once or self._fitting())
         if self._stack is None or len(self._stack.models) < rows:
             self._stack = None
@@ -151,12 +151,12 @@ class Batched:
         return self._stack
 
     def _fitting(self) -> int:
-        """How many clients' vectors fit into half of the free memory: model, gradient, update and the optimiser's, twice over."""
+        """Return how many clients fit into half of the free memory: model, gradient, update and optimiser state, twice over."""
         if self.device.type != "cuda":
             return ON_A_CPU
-        held = 16 * 4 * self.context.model.layout.dimension
+        per_client = 16 * 4 * self.context.model.layout.dimension
         free: int = torch.cuda.mem_get_info(self.device)[0]
-        return max(1, free // 2 // held)
+        return max(1, free // 2 // per_client)
 
 
 def _result(thread: ClientThread) -> Work | Failure:

@@ -1,4 +1,4 @@
-"""The GPU and memory: what works, and the settings under which a run uses it."""
+"""GPU and memory: whether a GPU works, and the settings under which a run uses it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed memory instead of returning it to the system page by page.
+    """Tell glibc to retain freed memory instead of returning it to the system page by page.
 
-    The tensors of each training step are freed and asked for again at once; with the default settings that costs a third of a
-    small network's step in page faults. Returns whether the settings were made (glibc only); the results do not change.
+    Each training step frees its tensors and requests the same memory at once; with the default settings page faults take a third
+    of a small network's step. Return whether the settings were made (glibc only); results do not change.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -41,11 +41,11 @@ def keep_freed_memory() -> bool:
 
 
 def shared_zeros(*shape: int, inherited: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor of zeros that processes share.
+    """Return a tensor of zeros in memory shared between processes.
 
     Args:
-        inherited: by forked processes; else it can be sent to spawned ones. Inherited memory does not count against the size
-            of /dev/shm, which containers keep small.
+        inherited: whether forked processes inherit it; otherwise it can be sent to spawned ones. Inherited memory does not count
+            against the size of /dev/shm, which containers limit.
     """
     count = math.prod(shape)
     if not inherited or not count:
@@ -54,9 +54,9 @@ def shared_zeros(*shape: int, inherited: bool, dtype: torch.dtype = torch.float3
 
 
 def shared(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, moved in place to memory that spawned processes share."""
-    moved: torch.Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return moved
+    """Move a tensor in place to memory shared with spawned processes, and return it."""
+    same: torch.Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return same
 
 
 GPU = "cuda:0"
@@ -64,7 +64,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def gpu_problem() -> str:
-    """Why no GPU can be used, or an empty string when one can."""
+    """Return the reason why no GPU can be used, or an empty string."""
     if not torch.cuda.is_available():
         if torch.version.cuda is None and torch.version.hip is None:
             return f"PyTorch {torch.__version__} was built without CUDA"
@@ -77,26 +77,26 @@ def gpu_problem() -> str:
 
 
 def gpu_in_machine() -> bool:
-    """Whether the machine has an NVIDIA GPU with its driver, whatever PyTorch says."""
+    """Return whether the machine has an NVIDIA GPU with its driver, regardless of PyTorch."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 @contextmanager
 def settings(device: torch.device, precision: Precision, deterministic: bool) -> Iterator[None]:
-    """PyTorch's global settings for training on `device`, put back afterwards.
+    """Apply PyTorch's global settings for training on `device`, and restore them afterwards.
 
     Args:
-        precision: only `tf32` lets float32 products be rounded to TensorFloat-32. deterministic: the same bits each time on the
-            same device; operations that cannot promise it fail.
+        precision: only `tf32` allows rounding float32 products to TensorFloat-32. deterministic: results repeat bit for bit on
+            the same device; operations that cannot guarantee it fail.
 
     Raises:
-        ConfigError: determinism on a GPU without cuBLAS's setting for it, which must be there before the process starts.
+        ConfigError: determinism on a GPU without cuBLAS's environment variable, which must be set before the process starts.
     """
     if deterministic and device.type == "cuda" and os.environ.get(_CUBLAS) not in (":4096:8", ":16:8"):
         raise ConfigError(f"run.deterministic on a GPU needs the environment variable {_CUBLAS}=:4096:8, set before the start")
     before, tf32 = torch.get_float32_matmul_precision(), precision == "tf32"
     changed = deterministic and not torch.are_deterministic_algorithms_enabled()
-    if changed:  # a call that changes nothing would still import torch's compiler, for seconds
+    if changed:  # a redundant call would still import torch's compiler, which takes seconds
         torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:

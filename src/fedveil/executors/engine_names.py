@@ -1,4 +1,4 @@
-"""The names of the engines, and which of them can give a client up: known before torch is imported."""
+"""Names of the engines, and which of them support a client time-out; available before torch is imported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ ENGINES = ("inline", "pool", "stacked", "batched", "cuda", "flower")
 
 
 def check_engine(name: str, timeout: float | None) -> None:
-    """Refuse what no engine can do, whatever the machine.
+    """Refuse an engine and time-out that are impossible on any machine.
 
     Raises:
-        ConfigError: an unknown engine, or one that cannot do with a time-out.
+        ConfigError: the engine is unknown or does not support a time-out.
     """
     if name not in ("auto", *ENGINES):
         raise unknown("run.engine", name, "engine", ("auto", *ENGINES))

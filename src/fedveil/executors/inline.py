@@ -1,8 +1,8 @@
 """Engine `inline`, and engine `stacked` for small dense networks: one process.
 
-A client's bits depend on the client alone: not on those that share its stack, on its row, or on the number of rows. Else one
-client's data would move the rounding of another one's update, and by that a sum by more than the clip. `dense_stack.py` sees to
-it; where it cannot, clients train one at a time.
+A client's bits depend on that client alone: not on the other clients in its stack, its row, or the number of rows. Otherwise one
+client's data would change the rounding of another's update, and a sum by more than the clip. `stacked_models.py` ensures this; if
+it cannot, clients train one at a time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 32
 AT_ONCE = 8 * MOST_ROWS
-"""Clients among which those of equal shapes are looked for; their updates are in memory until they are sealed."""
+"""Number of clients searched for equal shapes; their updates stay in memory until they are sealed."""
 
 _log = logging.getLogger(__name__)
 
 
 class StackedClients:
-    """Runs the clients of a round, as many as may be in stacks."""
+    """Runner of a round's clients, as many as possible in stacks."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -58,7 +58,7 @@ class StackedClients:
             self._obstacle = self._obstacle or "-"
 
     def outcomes(self, tasks: Sequence[ClientTask]) -> Iterator[Outcome]:
-        """Train all, then seal what they release in the order of the tasks."""
+        """Train all clients, then seal their releases in the order of the tasks."""
         start = time.perf_counter()
         plans = [planned(self.context, task) for task in tasks]
         terms = self._terms(plans)
@@ -75,11 +75,11 @@ class StackedClients:
             yield sealed_outcome(self.context, task, works[i], start, terms.get(id(plans[i])))
 
     def _terms(self, plans: Sequence[Plan | Raw]) -> dict[int, Terms]:
-        """What the door makes of each plan, once, by the plan's id."""
+        """Compile each distinct plan once, and return the results by the plan's id."""
         return {id(plan): self.context.door.terms(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)}
 
     def _shape(self, task: ClientTask, plan: Plan | Raw) -> Shape:
-        """The number of steps and the filled lengths of a pass's batches; empty for a client that trains on its own."""
+        """Return the number of steps and the padded lengths of a pass's batches; empty for a client that trains alone."""
         n, spec = self.context.clients.size(task.client), self.context.spec
         if self._obstacle or not n or (isinstance(plan, LocalDpSgd)):
             return ()
@@ -88,7 +88,7 @@ class StackedClients:
     def _works(self, shape: Shape, tasks: Sequence[ClientTask], plans: Sequence[Plan | Raw]) -> list[Work | Failure]:
         lengths = {filled(self.context.spec.batch_size), *shape[2:]} if shape[1:2] != (1,) else set(shape[2:])
         rows = 1 << (len(tasks) - 1).bit_length()
-        if not shape or not all(map(self._keeps_apart, lengths)):
+        if not shape or not all(map(self._rows_independent, lengths)):
             return [attempted(self.context, task, plan) for task, plan in zip(tasks, plans, strict=True)]
         try:
             return self._trained(tasks, plans, shape[0], rows)
@@ -101,7 +101,7 @@ class StackedClients:
             return [self._works(shape, [task], [plan])[0] for task, plan in alone]
 
     def _trained(self, tasks: Sequence[ClientTask], plans: Sequence[Plan | Raw], steps: int, rows: int) -> list[Work | Failure]:
-        """What the training of clients of one shape gave; rows that are left over repeat the first."""
+        """Train clients of one shape together; surplus rows repeat the first client."""
         context, n = self.context, len(tasks)
         counts = [evaluated(context, task) for task in tasks]
         source = StackedGradient(context, self._forward, [*tasks, *[tasks[0]] * (rows - n)])
@@ -110,14 +110,14 @@ class StackedClients:
         released = tasks[0].released
         local = Local(model, released.model, context.spec, source, torch.default_generator, round=released.round, steps=steps)
         updates, losses = follow(local, source.batches(local, context.clients.x, context.clients.y), context.objective)
-        found = zip(plans, updates, (losses / steps).tolist(), tasks, counts, strict=False)
+        results = zip(plans, updates, (losses / steps).tolist(), tasks, counts, strict=False)
         return [
             Work(plan, update, loss, dict(task.private), context.buffers, context.clients.size(task.client), extras=extras)
-            for plan, update, loss, task, extras in found
+            for plan, update, loss, task, extras in results
         ]
 
-    def _keeps_apart(self, length: int) -> bool:
-        """Whether batches of that length keep rows apart, however many there are: it must not depend on who is in a stack."""
+    def _rows_independent(self, length: int) -> bool:
+        """Return whether rows stay independent in batches of that length, for every number of rows that a stack can have."""
         if length not in self._apart:
             learned, clients = (self._forward, self.context.model.layout, losses_of(self.context.task)), self.context.clients
             examples, targets = clients.x.new_empty(0, *clients.x.shape[1:]), clients.y.new_empty(0, *clients.y.shape[1:])
@@ -127,10 +127,10 @@ class StackedClients:
 
 
 class Inline:
-    """One process, one client after the other, one thread: the engine to debug with.
+    """Engine with one process and one thread, one client after the other: the engine for debugging.
 
     Args:
-        stacked: train clients in stacks, whose bits are other ones (see `stacked.py`).
+        stacked: whether to train clients in stacks, which changes the bits of the results (see `stacked_models.py`).
     """
 
     def __init__(self, context: Context, *, stacked: bool = False) -> None:
@@ -147,7 +147,7 @@ class Inline:
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Run each task in turn."""
+        """Run the tasks one after the other."""
         if self._stacks is None:
             yield from (client_round(self.context, task) for task in tasks)
             return

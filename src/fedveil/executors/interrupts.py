@@ -1,4 +1,4 @@
-"""Signals that end a run: an interruption from the terminal, a request to terminate, a terminal that hangs up."""
+"""Signals that end a run: an interruption from the terminal, a termination request, a terminal that hangs up."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _received: list[int] = []
 
 @contextmanager
 def end_alike() -> Iterator[list[int]]:
-    """Let each of these signals interrupt the program, except where it is ignored, as under nohup; yields those that came."""
+    """Let each of these signals interrupt the program, unless it is ignored (nohup), and yield the list of received signals."""
     _received.clear()
     if threading.current_thread() is not threading.main_thread():
         yield _received
         return
-    heard = [number for number in ENDING if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL]
-    for number in heard:
+    handled = [number for number in ENDING if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL]
+    for number in handled:
         signal.signal(number, _end)
     try:
         yield _received
     finally:
-        for number in heard:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -38,15 +38,15 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Hold back these signals until the block has ended; processes started in it begin with them blocked.
+    """Defer these signals until the block has ended; processes started in it begin with them blocked.
 
-    Without effect outside the main thread, which is the only one that Python interrupts.
+    This has no effect outside the main thread, which is the only one that Python interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in ENDING if _handled(number)}
+    late: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: late.append(number)) for number in ENDING if _handled(number)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     try:
         yield
@@ -54,17 +54,17 @@ def put_off() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in held[:1]:
+        for number in late[:1]:
             signal.raise_signal(number)
 
 
 def _handled(number: int) -> bool:
-    """Whether a signal is to be held back: an interruption always; the others where the program handles them itself."""
+    """Return whether a signal is deferred: an interruption always, the others if the program handles them."""
     return number == signal.SIGINT or signal.getsignal(number) is _end
 
 
 def ends_on_interrupt() -> bool:
-    """Whether an interruption ends what this process does, because nobody handles or ignores it."""
+    """Return whether an interruption ends this process's work, because nothing handles or ignores it."""
     return signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL)
 
 

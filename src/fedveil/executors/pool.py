@@ -1,10 +1,9 @@
-"""Engine `pool`: one warm worker process per core, one thread each.
+"""Engine `pool`: one warm worker process per core, with one thread each.
 
-Workers run the same `client_round` as the inline engine, so the result is equal to the bit for any number of workers. The global
-model and what clients release lie in shared memory, and so does what clients keep (`shared_arena.py`). A row of what is released
-is free for the next client as soon as nobody holds it, so a sum takes a few rows and not one a client. A few hundred bytes a
-client go through pipes. Clients that train in stacks go to a worker several at a time; their bits do not depend on how they are
-put together.
+Workers run the same `client_round` as the inline engine, so results are bit-identical for any number of workers. The global
+model, the clients' releases and their private states are in shared memory (see `pool_messages.py`); pipes carry a few hundred
+bytes per client. A row for releases becomes free as soon as no tensor refers to it, so a sum needs a few rows rather than one
+per client. Stacked clients go to a worker several at a time; their bits do not depend on the grouping.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from fedveil.executors.interrupts import begin_worker, ends_on_interrupt, put_of
 from fedveil.executors.pool_messages import (
     EMPTY,
     INTEGERS,
+    Buffer,
     Handle,
     SharedArena,
-    Slot,
     Values,
     WorkerArena,
     outcome_of,
@@ -66,10 +65,10 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """What the parent and its workers share.
+    """Memory shared by the parent and its workers.
 
-    models: the global model, the one before it and the public update [3, d]. rows: lent to the tasks of a round [n, d].
-    handle: of the slots.
+    models: the global model, the previous one and the public update [3, d]. rows: lent to the tasks of a round [n, d].
+    handle: the file that holds the buffers.
     """
 
     models: torch.Tensor
@@ -86,11 +85,11 @@ def work(
     foreign: list[Connection],
     stacked: bool = False,
 ) -> None:
-    """A worker's life: wait for tasks, run them, write each vector into its row, answer; end when the parent has.
+    """Run a worker: wait for tasks, run them, write each vector into its row, reply; end when the parent has ended.
 
     Args:
         parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
-        foreign: the parent's ends of pipes, which a forked worker must not hold open. stacked: see `ProcessPool`.
+        foreign: the parent's ends of pipes, which a forked worker must close. stacked: see `ProcessPool`.
     """
     begin_worker(ends_on_interrupt)
     for connection in foreign:
@@ -103,19 +102,19 @@ def work(
     try:
         pipe.send_bytes(reply(None))
         while _next(pipe):
-            rows, slim, common, table, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
-            arena = WorkerArena(shared.handle, slot)
+            rows, slim, common, table, buffer = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).tensor_at)
+            arena = WorkerArena(shared.handle, buffer)
             released = with_vectors(slim, shared.models)
             answer: list[Values] | Exception
             try:
                 if context.summed and (planned is None or planned[0] != slim.round):
                     planned = slim.round, common or context.plan(released, table[0][0])
-                found = run(tasks_of(table, released, planned[1] if planned is not None else None))
-                answer = _answered(found, [shared.rows[row] for row in rows], context)
+                outcomes = run(tasks_of(table, released, planned[1] if planned is not None else None))
+                answer = _share_vectors(outcomes, [shared.rows[row] for row in rows], context)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                answer = error if isinstance(error, FedveilError) else _known(error)
+                answer = error if isinstance(error, FedveilError) else _sendable(error)
             try:
                 message = reply(answer, arena)
             except Exception as error:
@@ -125,14 +124,14 @@ def work(
         return
 
 
-def _known(error: BaseException) -> Exception:
-    """The error as the main process can tell it."""
+def _sendable(error: BaseException) -> Exception:
+    """Return the error in a form that can be sent to the main process."""
     fault = plugin_fault(error)
     return FedveilError(fault) if fault else RuntimeError(f"in a worker: {traceback.format_exc()}")
 
 
 def _next(pipe: Connection) -> bool:
-    """Wait for a task; False when the parent is gone."""
+    """Wait for a task; return False if the parent has ended."""
     above = parent_process()
     return pipe in wait([pipe] if above is None else [pipe, above.sentinel])
 
@@ -145,47 +144,47 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _answered(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], context: Context) -> list[Values]:
-    """What the outcomes hold, their vectors moved into shared memory; integers of a sum are added up in the row of the first."""
+def _share_vectors(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], context: Context) -> list[Values]:
+    """Return the outcomes' values, with their vectors moved into shared memory; integer sums are added up in the first row."""
     total, answer = RunningSum(), []
     for outcome, row in zip(outcomes, rows, strict=True):
         release, stand_in = outcome.release, EMPTY
         if isinstance(release, SealedUpload):
             upload = release.upload
-            leaving = context.door.leaving(upload)
-            in_row(row, leaving.dtype, context).copy_(leaving)
+            vector = context.door.leaving(upload)
+            in_row(row, vector.dtype, context).copy_(vector)
             integers = None if upload.integers is None else EMPTY
             release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
         elif isinstance(release, Contribution):
-            room = in_row(row, release.sealed.dtype, context)
-            kept = total.add(release.sealed, room)
-            if kept is release.sealed:  # floats
-                room.copy_(kept)
+            target = in_row(row, release.sealed.dtype, context)
+            sealed = total.add(release.sealed, target)
+            if sealed is release.sealed:  # floating-point numbers
+                target.copy_(sealed)
             else:
-                stand_in = INTEGERS if kept is room else ELSEWHERE
+                stand_in = INTEGERS if sealed is target else ELSEWHERE
         answer.append(outcome_values(outcome, release, stand_in))
     return answer
 
 
 def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
-    """What was released, in a row [D] of int64: the integers, or the floats [D] of a release that promises nothing."""
+    """Return a row [D] of int64 viewed as `kind`: integers, or the floats of a release that promises nothing."""
     return row.view(kind)[: context.door.parts.dimension]
 
 
 _TRIES = 2
 _END = 1.0
-"""Seconds that workers are given to end before they are killed."""
+"""Seconds that workers get to end before they are killed."""
 _START = 60.0
-"""Seconds that a new worker is given beyond a client's time-out: a spawned one imports everything first."""
+"""Extra seconds that a new worker gets beyond a client's time-out: a spawned one imports everything first."""
 _DIED = "its worker process died"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
 class _Worker:
-    """`tasks`: the numbers of those it works on. `since`: when it began. `planned`: the last round whose common plan it knows.
+    """Worker process. `tasks`: indices of its current tasks. `since`: start time. `planned`: last round whose common plan it has.
 
-    `ready`: it has reported that it is up; a client's time counts from then on. `slot`: where it may write what its client keeps.
+    `ready`: whether it has reported that it is up; a client's time counts from then. `buffer`: for its client's private state.
     """
 
     process: BaseProcess
@@ -194,23 +193,23 @@ class _Worker:
     since: float = 0.0
     planned: int = -1
     ready: bool = False
-    slot: Slot | None = None
+    buffer: Buffer | None = None
 
 
 def start_method(context: Context) -> str:
-    """`fork` on Linux where a forked process can train, also when its parent has trained on public data; else `spawn`."""
+    """Return `fork` on Linux if a forked process can train, even after the parent trained on public data; else `spawn`."""
     trains_here = hasattr(context.policy.part, "public_steps") and torch.cuda.is_available()
     return "fork" if sys.platform.startswith("linux") and not trains_here and a_fork_can_train() else "spawn"
 
 
 def forks(engine: str) -> bool:
-    """Return whether each client of a run can have a process of its own: forked here, or by workers that are started anew."""
+    """Return whether each client can run in a process of its own: forked from this one, or from freshly started workers."""
     return can_fork() or (engine == "pool" and sys.platform.startswith("linux"))
 
 
 @contextmanager
 def without_gpu() -> Iterator[None]:
-    """Start processes that see no GPU: of one that saw it, no child could train once it has made a backward pass itself."""
+    """Hide the GPU from processes started in the block: children of a process that used a GPU could not train."""
     before = os.environ.get(_DEVICES)
     os.environ[_DEVICES] = ""
     try:
@@ -223,13 +222,13 @@ def without_gpu() -> Iterator[None]:
 
 
 class ProcessPool:
-    """The engine; `workers` defaults to the cores this process may use.
+    """Engine with a pool of worker processes; `workers` defaults to the cores that this process may use.
 
     Args:
-        context: shared by all clients; its data are inherited by forked workers and shared with spawned ones.
-        start: `fork` or `spawn`; by default fork on Linux where a forked process can train, else spawn.
-        timeout: seconds after which a client is given up and its worker replaced, or None.
-        stacked: train clients in stacks, whose bits are other ones (see `stacked.py`).
+        context: shared by all clients; forked workers inherit its data, and spawned ones share it.
+        start: `fork` or `spawn`; by default fork on Linux if a forked process can train, else spawn.
+        timeout: seconds after which a client is abandoned and its worker replaced, or None.
+        stacked: whether to train clients in stacks, which changes the bits of the results (see `stacked_models.py`).
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class ProcessPool:
             shared(context.clients.y)
 
     def __enter__(self) -> Self:
-        self._slots = SharedArena()
+        self._arena = SharedArena()
         self._threads = torch.get_num_threads()
         self._ends_on_interrupt = ends_on_interrupt()
         torch.set_num_threads(1)
@@ -268,13 +267,13 @@ class ProcessPool:
 
     def __exit__(self, *exc: object) -> None:
         self._end_all()
-        self._slots.close()
+        self._arena.close()
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Run the tasks, longest client first, and give each outcome as it comes.
+        """Run the tasks, longest client first, and yield each outcome as it arrives.
 
-        A worker that dies is replaced and its client tried once more; a client that outlasts the time-out is given up.
+        A worker that dies is replaced and its client retried once; a client that exceeds the time-out is abandoned.
         """
         todo = list(tasks)
         if not todo:
@@ -297,7 +296,7 @@ class ProcessPool:
         self._free_rows, self._row_of = list(reversed(range(len(self._rows)))), {}
         left = len(todo)
         while left:
-            self._hand_out(todo, waiting, tries)
+            self._assign(todo, waiting, tries)
             done: list[Outcome] = []
             for index, answer in self._collect(tries):
                 if answer is None:
@@ -307,12 +306,12 @@ class ProcessPool:
                 else:
                     done.append(self._completed(answer, todo[index], index))
             left -= len(done)
-            self._hand_out(todo, waiting, tries)  # what is done with an outcome keeps no worker waiting
+            self._assign(todo, waiting, tries)  # so that no worker waits while the caller processes an outcome
             while done:
                 yield done.pop()
 
     def _publish(self, released: Released, tasks: int) -> None:
-        """Write the global models where the workers read them, and make room for the answers."""
+        """Write the global models to shared memory, and make sure that rows and workers for the round exist."""
         self._models[0].copy_(released.model)
         for row, vector in ((1, released.previous), (2, released.public_update)):
             if vector is not None:
@@ -322,13 +321,13 @@ class ProcessPool:
             self._rows = shared_zeros(tasks + tasks // 4, self._rows.shape[1], inherited=self._forks, dtype=torch.int64)
         while len(self._workers) < min(self.count, tasks):
             with put_off():
-                self._workers.append(self._hire())
+                self._workers.append(self._start_worker())
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         ours, theirs = self.mp.Pipe()
         foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         parent = os.getpid(), self._ends_on_interrupt, foreign
-        arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent, self.stacked)
+        arguments = (self.context, SharedMemory(self._models, self._rows, self._arena.handle), theirs, *parent, self.stacked)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         try:
             with without_gpu() if self.context.in_children and not self._forks else nullcontext():
@@ -339,7 +338,7 @@ class ProcessPool:
         theirs.close()
         return _Worker(process, ours)
 
-    def _hand_out(self, todo: list[ClientTask], waiting: deque[int], tries: list[int]) -> None:
+    def _assign(self, todo: list[ClientTask], waiting: deque[int], tries: list[int]) -> None:
         for place, worker in enumerate(self._workers):
             if worker.tasks or not waiting:
                 continue
@@ -348,7 +347,7 @@ class ProcessPool:
                 worker.pipe.send_bytes(self._message(worker, numbers, todo))
             except OSError:
                 worker = self._renewed(place)
-                with suppress(OSError):  # dead again: `_collect` sees it
+                with suppress(OSError):  # dead again: `_collect` handles it
                     worker.pipe.send_bytes(self._message(worker, numbers, todo))
             worker.planned = todo[numbers[0]].released.round if self.context.summed else -1
             worker.tasks, worker.since = numbers, time.monotonic()
@@ -356,14 +355,14 @@ class ProcessPool:
                 tries[number] += 1
 
     def _at_once(self, waiting: deque[int], tries: list[int]) -> int:
-        """How many of those that wait a worker gets: one; in stacks, as many as one holds, and a fair share of the last."""
+        """Return how many waiting tasks a worker gets: one, or with stacks a full stack, and near the end a fair share."""
         if not self.stacked or tries[waiting[0]]:
             return 1
         share = min(MOST_ROWS, -(-len(waiting) // len(self._workers)))
         return next((n for n, number in enumerate(islice(waiting, share)) if tries[number]), share)
 
     def _message(self, worker: _Worker, numbers: list[int], todo: list[ClientTask]) -> bytes:
-        """What a worker gets: its tasks without the models, which it reads in shared memory, and what they share once."""
+        """Return a worker's message: its tasks without the models, which it reads from shared memory, and shared parts once."""
         first = todo[numbers[0]]
         slim = without_vectors(first.released)
         common = first.common if isinstance(first.common, Plan) and worker.planned != slim.round else None
@@ -372,13 +371,13 @@ class ProcessPool:
         for number in numbers:
             if number not in self._row_of:
                 self._row_of[number] = self._free_rows.pop()
-        worker.slot = self._slots.lend()
-        return pack(([self._row_of[number] for number in numbers], slim, common, table, worker.slot), self._slots.place)
+        worker.buffer = self._arena.lend()
+        return pack(([self._row_of[number] for number in numbers], slim, common, table, worker.buffer), self._arena.place)
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
-        """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
+        """Return what has arrived per task: an outcome, an error that ends the run, or None for a client to retry."""
         busy = [w for w in self._workers if w.tasks]
-        ready = set(wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy)))
+        ready = set(wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._wait_limit(busy)))
         answers: list[tuple[int, Any]] = []
         for worker in busy:
             if worker.pipe in ready:
@@ -387,7 +386,7 @@ class ProcessPool:
                 except (EOFError, OSError):
                     answers += self._replace(worker, tries, _DIED)
                     continue
-                answer = self._opened(worker, message)
+                answer = self._read_answer(worker, message)
                 if answer is None:
                     worker.ready = self._came_up = True
                     worker.since = time.monotonic()
@@ -402,22 +401,22 @@ class ProcessPool:
                 answers += self._replace(worker, tries, f"no answer within {self.timeout:g} seconds")
         return answers
 
-    def _opened(self, worker: _Worker, message: bytes) -> Any:
-        """The answer, whose large tensors stay in the worker's slot."""
-        if not worker.ready:  # it says that it is up; its slot waits for the client
-            return read_reply(message, self._slots.filled(None))[1]
-        slot, worker.slot = worker.slot, None
-        needed, answer = read_reply(message, self._slots.filled(slot))
-        self._slots.need(needed)
+    def _read_answer(self, worker: _Worker, message: bytes) -> Any:
+        """Return the reply; its large tensors stay in the worker's buffer."""
+        if not worker.ready:  # the ready message; the buffer stays reserved for the client
+            return read_reply(message, self._arena.filled(None))[1]
+        buffer, worker.buffer = worker.buffer, None
+        needed, answer = read_reply(message, self._arena.filled(buffer))
+        self._arena.need(needed)
         return answer
 
-    def _patience(self, busy: list[_Worker]) -> float | None:
+    def _wait_limit(self, busy: list[_Worker]) -> float | None:
         if self.timeout is None:
             return None
         return max(0.0, min(map(self._deadline, busy)) - time.monotonic()) + 0.01
 
     def _deadline(self, worker: _Worker) -> float:
-        """When the client that this worker has is given up."""
+        """Return when the worker's current client is abandoned."""
         return math.inf if self.timeout is None else worker.since + self.timeout + (0.0 if worker.ready else _START)
 
     def _replace(self, worker: _Worker, tries: list[int], why: str) -> list[tuple[int, Any]]:
@@ -434,18 +433,18 @@ class ProcessPool:
         return [(number, lost) for number in worker.tasks]
 
     def _renewed(self, place: int) -> _Worker:
-        """A new worker in place of one that is of no use any more."""
+        """Replace a worker that is no longer usable, and return the new one."""
         with put_off():
             _end([self._workers[place]])
-            self._slots.give_back(self._workers[place].slot)
-            self._workers[place] = self._hire()
+            self._arena.give_back(self._workers[place].buffer)
+            self._workers[place] = self._start_worker()
         return self._workers[place]
 
     def _completed(self, outcome: Outcome, task: ClientTask, index: int) -> Outcome:
-        """Put back what did not travel: the vector from its row, the common state, a lost client's states.
+        """Restore what was not sent: the vector from its row, the common state, a lost client's states.
 
-        A client that was given up releases zero with noise from here, as if its training had failed (under DP-SGD the noise of
-        all its steps, which this process draws); one whose process died is absent.
+        An abandoned client releases zero with noise from here, as if its training had failed (under DP-SGD the noise of all its
+        steps, which this process draws); a client whose process died is absent.
         """
         if outcome.client < 0:
             lost = replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
@@ -466,7 +465,7 @@ class ProcessPool:
         return replace(outcome, release=release, policy_state=state)
 
     def _filled(self, row: int) -> torch.Tensor:
-        """A row [D] that a worker has written; another client may have it when nobody holds this tensor, or a view of it."""
+        """Return a row [D] that a worker has written; it is reused once this tensor and all its views are gone."""
         lent = self._rows[row].numpy().data
         memory = (ctypes.c_char * lent.nbytes).from_buffer(lent)
         weakref.finalize(memory, self._free_rows.append, row).atexit = False
@@ -483,7 +482,7 @@ class ProcessPool:
             workers, self._workers = self._workers, []
             _end(workers)
             for worker in workers:
-                self._slots.give_back(worker.slot)
+                self._arena.give_back(worker.buffer)
 
 
 def _end(workers: list[_Worker]) -> None:

@@ -1,4 +1,4 @@
-"""The engines by name, and where each of them trains."""
+"""Selection of an engine by name, and of the device on which it trains."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 def place(name: str, timeout: float | None = None) -> str:
-    """The device on which the engine called `name` wants model and examples.
+    """Return the device on which the engine called `name` needs model and examples.
 
-    `auto` takes a GPU that works; one that does not is told of on the log.
+    `auto` uses a working GPU; for a GPU that does not work it logs a warning.
 
     Raises:
-        ConfigError: an unknown engine, one that cannot do with a time-out or where this process is, or `cuda` without a GPU
-            that works.
+        ConfigError: the engine is unknown, does not support a time-out, or cannot run in this process, or `cuda` has no working
+            GPU.
     """
     _check(name, timeout)
     if name not in ("auto", "cuda") or (name == "auto" and timeout is not None):
@@ -54,14 +54,14 @@ def engine(
     at_once: int | None = None,
     deterministic: bool = False,
 ) -> Engine:
-    """The engine called `name`, for a context whose model is where `place` said.
+    """Return the engine called `name`, for a context whose model is on the device that `place` returned.
 
-    `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client, and
-    this process may start others. `flower` is that, too: a run itself reaches its clients through Flower (`fedveil.deploy`), and
-    what is computed of it afterwards needs no messages. `stacked` uses the pool likewise.
+    `auto` is `cuda` if the model is on a GPU; else the pool if there are several cores and several clients, and this process may
+    start others. `flower` is the same: the run itself reaches its clients through Flower (`fedveil.deploy`), and later
+    computations need no messages. `stacked` uses the pool likewise.
 
     Args:
-        timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
+        timeout: seconds after which a client is abandoned, or None; needs the pool, because a process cannot interrupt itself.
         at_once, deterministic: see `Batched`.
     """
     _check(name, timeout)
@@ -76,9 +76,9 @@ def engine(
 
 
 def settled(name: str, model: FlatModel, objective: Client, s: Setting, timeout: float | None = None) -> str:
-    """The engine that a new run records where `name` is `auto`: `stacked` for many small clients, whose bits are other ones.
+    """Return the engine that a new run records for `auto`: `stacked` for many small clients, though its bits differ.
 
-    A run that is resumed goes on with what it recorded.
+    A resumed run keeps the engine that it recorded.
     """
     if name != "auto" or timeout is not None or not worthwhile(model, s.local, s.cohort) or s.example_clip is not None:
         return name

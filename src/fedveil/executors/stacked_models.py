@@ -1,10 +1,10 @@
 """Several models at once: their gradients with stacked parameters, and dense networks as rows of one tensor.
 
-No two lanes ever run at the same time, so nothing in them needs a lock.
+Only one client thread runs at a time, so no locks are needed.
 
-Products of matrices may round differently where their operands lie differently in memory, and elementwise functions where a
-vector ends: so rows and batches are filled up to whole vectors, batches to a length that follows from the client's own number of
-examples. What the library makes of that is tried with random numbers before a shape is first used (`keeps_apart`).
+Matrix products may round differently with the memory layout of their operands, and elementwise functions at the end of a vector.
+So rows and batches are padded to whole vectors, and batches to a length that depends only on the client's own number of examples.
+Before a shape is first used, a test with random numbers checks that rows do not affect each other (`keeps_apart`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Request:
-    """The gradient of a batch, asked for by the client whose model is row `row`; answered with its loss, or why there is none."""
+    """Request for a batch's gradient by the client whose model is row `row`; the answer is its loss, or an exception."""
 
     row: int
     local: Local
@@ -54,14 +54,14 @@ class Request:
 
 
 class _Abandoned(KeyboardInterrupt):
-    """Ends a lane whose round was given up; no failure of its client."""
+    """Raised in a client thread whose round was abandoned; not a failure of its client."""
 
 
 class ClientThread:
-    """Runs `work`, stopping at each gradient that it asks for; starts at once and returns at the first stop.
+    """Thread that runs `work` and stops at each gradient request; starts at once, and returns at the first stop.
 
     Attributes:
-        request: what it waits for. result: what `work` returned or raised, once it has ended.
+        request: the pending request. result: what `work` returned or raised, once it has ended.
     """
 
     def __init__(self, work: Callable[[ClientThread], Work | Failure]) -> None:
@@ -75,12 +75,12 @@ class ClientThread:
         self.resume()
 
     def resume(self) -> None:
-        """Let it run, with its request answered, until it asks again or ends."""
+        """Let the thread run, with its request answered, until the next request or its end."""
         self._go.put(None)
         self._stopped.get()
 
     def gradient(self, request: Request) -> Tensor:
-        """Called inside the lane: stop until the request is answered."""
+        """Wait until the request is answered, and return the answer; called inside the thread."""
         self.request = request
         self._stopped.put(None)
         self._go.get()
@@ -93,7 +93,7 @@ class ClientThread:
         return request.answer
 
     def give_up(self) -> None:
-        """End the thread where it stands."""
+        """End the thread at its current request."""
         self._given_up = True
         self._go.put(None)
         self._thread.join()
@@ -109,18 +109,18 @@ class ClientThread:
 
 @dataclass(frozen=True)
 class InStep:
-    """A gradient source whose gradients are computed together with those of the other lanes."""
+    """Gradient source that computes its gradients together with those of other threads."""
 
     inner: GradientSource
     lane: ClientThread
     row: int
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of the inner source."""
+        """Return the batches of the inner source."""
         return self.inner.batches(local, x, y)
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Ask for the gradient; it is in `local.model.grad` when this returns."""
+        """Request the gradient; it is in `local.model.grad` when this returns."""
         return self.lane.gradient(Request(self.row, local, self.inner, x, y))
 
 
@@ -132,9 +132,9 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel, Layout
 
     Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
-    """From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
+    """Map the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
     Losses = Callable[[Tensor, Tensor], Tensor]
-    """From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."""
+    """Map outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."""
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ _STACKED: frozenset[type[nn.Module]] = frozenset(
         *(LoraLinear, GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer),
     )
 )
-"""Layers whose gradients are the same for models in a stack, and whose outputs do not depend on the padding of a batch."""
+"""Layers with the same gradients in a stack, whose outputs do not depend on the padding of a batch."""
 _STACKED_IF: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.Flatten: lambda layer: layer.start_dim > 0,
     nn.Unflatten: lambda layer: isinstance(layer.dim, int) and layer.dim > 0,
@@ -162,7 +162,7 @@ _STACKED_IF: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.MultiheadAttention: lambda layer: layer.batch_first and layer.dropout == 0,
     nn.TransformerEncoderLayer: lambda layer: layer.activation_relu_or_gelu > 0,
 }
-"""Layers of which that holds with these options."""
+"""Layers for which the same is true with these options."""
 
 
 ONE_BY_ONE = "clients are trained one at a time, because the network cannot be stacked: %s"
@@ -171,8 +171,8 @@ ONE_BY_ONE = "clients are trained one at a time, because the network cannot be s
 def one_by_one_because(model: FlatModel, task: Task) -> str:
     """Return why the gradients of several models in one pass may differ from those of each alone; empty if they do not.
 
-    Known to be right are built-in networks, and others of torch's own layers alone: `torch.func` does not run hooks on tensors,
-    does not see inside scripts, and skips options that change gradients, such as the padding row of a table.
+    Only built-in networks, and those made solely of torch's own layers, are known to be right: `torch.func` does not run hooks on
+    tensors, does not see inside scripts, and skips options that change gradients, such as the padding row of a table.
     """
     module = model.module
     if task.own or not task.by_example:
@@ -191,10 +191,10 @@ def one_by_one_because(model: FlatModel, task: Task) -> str:
 
 
 class Stack:
-    """n models of the same network as rows of one tensor, and the gradients that they ask for.
+    """n models of the same network as rows of one tensor, and the computation of their gradients.
 
-    As many requests as fit are answered together. Where memory runs out, half as many are from then on. The network must be one
-    that `one_by_one_because` allows.
+    As many requests as fit are answered together; after memory runs out, half as many. The network must be one that
+    `one_by_one_because` allows.
 
     Attributes:
         vectors, grads: [n, d]. models: each on its rows. together: models in one pass.
@@ -208,15 +208,15 @@ class Stack:
         self.together = n
 
     def answer(self, requests: Sequence[Request]) -> None:
-        """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
+        """Write each request's gradient into its model, and its loss (or an exception) into the request."""
         left = sorted(requests, key=lambda request: request.row)
         while left:
             part = left[: self.together]
-            if self._answered(part):
+            if self._try_answer(part):
                 left = left[len(part) :]
 
-    def _answered(self, part: Sequence[Request]) -> bool:
-        """Whether this part was answered; if memory ran out, fewer are to be tried."""
+    def _try_answer(self, part: Sequence[Request]) -> bool:
+        """Answer some requests; return False if memory ran out, so that fewer must be tried."""
         if len(part) == 1:
             _alone(part[0])
             return True
@@ -258,9 +258,9 @@ def _alone(request: Request) -> None:
 
 
 def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches of several clients as one tensor each: examples [n, b, ...], targets [n, b, ...], weights [n, b] that make means.
+    """Return batches of several clients as one tensor each: examples [n, b, ...], targets [n, b, ...], weights [n, b] for means.
 
-    Short batches are filled up with their own first example, at weight 0. No batch may be empty.
+    Short batches are padded with their own first example, at weight 0. No batch may be empty.
     """
     sizes = tuple(map(len, ys))
     x, y = (torch.stack([_filled(part, max(sizes)) for part in parts]) for parts in (xs, ys))
@@ -269,7 +269,7 @@ def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
 
 @lru_cache(maxsize=64)
 def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """1 / size at the first `size` places of each row [n, longest]; kept, so that a GPU need not wait for it at each step."""
+    """Return 1 / size at the first `size` places of each row [n, longest]; cached, so that a GPU need not wait for it."""
     lengths = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
     return torch.where(torch.arange(max(sizes)) < lengths, 1.0 / lengths, 0.0).to(device, dtype)
 
@@ -285,23 +285,23 @@ def _filled(part: Tensor, length: int) -> Tensor:
 
 
 def vectorised(module: nn.Module) -> Forward:
-    """The forward pass of any network, vectorised over models."""
+    """Return the forward pass of any network, vectorised over models."""
     return vmap(partial(called_with, module), randomness="different")
 
 
 def by_example(task: Task) -> Losses:
-    """The losses of several models, as of one batch of all their examples."""
+    """Return a loss function for several models, computed as for one batch of all their examples."""
     return lambda output, y: task.losses(output.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
 
 
 def gradients(
     learned: tuple[Forward, Layout, Losses], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
+    """Return the loss [n] and gradient [n, d] of each model on its own batch, clipped to V row by row if the spec says so.
 
     Args:
-        learned: the forward pass, the layers of the network, and the losses of what comes out.
-        vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
+        learned: the forward pass, the layers of the network, and the losses of its outputs.
+        vectors: parameters [n, d]. x, y, weights: as returned by `padded`.
     """
     forward, layout, losses_of = learned
     leaf = vectors.detach().requires_grad_()
@@ -318,17 +318,17 @@ def gradients(
 
 
 LEAST_CLIENTS = 32
-"""Clients of a round from which stacking is chosen by itself."""
+"""Number of clients per round from which stacking is chosen automatically."""
 MOST_PRODUCTS = 2**21
-"""Parameters times examples of a batch up to which it is: above, the products take the time, not what surrounds them."""
+"""Largest product of parameters and batch size for which it is chosen: above, matrix products dominate the time."""
 
 _ALIGNED = 32
-"""Numbers: two of the longest vectors that processors work on."""
+"""Numbers in two of the longest vectors that processors work on."""
 _DENSE = (nn.Flatten, nn.Identity, nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 
 
 def obstacle(model: FlatModel, spec: LocalSpec, objective: Client, task: Task) -> str:
-    """Why clients cannot be stacked in a run of these; empty where they can."""
+    """Return why clients cannot be stacked in such a run, or an empty string."""
     if not _is_dense(model):
         return "its network is not a flattening of examples and then dense layers, all of them trained"
     if type(objective) is not Plain or objective.penalty is not None:
@@ -342,7 +342,7 @@ def obstacle(model: FlatModel, spec: LocalSpec, objective: Client, task: Task) -
 
 def _is_dense(model: FlatModel) -> bool:
     parts = [(name, part) for name, part in model.module.named_modules(remove_duplicate=False) if type(part) is not nn.Sequential]
-    layers = [f"{name}.{own}" for name, part in parts for own, _ in part.named_parameters(recurse=False)]
+    layers = [f"{name}.{parameter}" for name, part in parts for parameter, _ in part.named_parameters(recurse=False)]
     flat = [part for _, part in parts if isinstance(part, nn.Flatten)]
     return (
         all(type(part) in _DENSE for _, part in parts)
@@ -354,20 +354,20 @@ def _is_dense(model: FlatModel) -> bool:
 
 
 def worthwhile(model: FlatModel, spec: LocalSpec, clients: int) -> bool:
-    """Whether stacking so many clients a round makes them faster (docs/performance.md)."""
+    """Return whether stacking so many clients per round is faster (docs/performance.md)."""
     return clients >= LEAST_CLIENTS and model.layout.dimension * spec.batch_size <= MOST_PRODUCTS
 
 
 def dense(module: nn.Module) -> Forward:
-    """The forward pass of a dense network for n models: [n, b, ...] to [n, b, out], by one product of matrices a layer.
+    """Return the forward pass of a dense network for n models, [n, b, ...] to [n, b, out], with one matrix product per layer.
 
-    Examples are columns within, because their products with the slopes are the faster ones backward.
+    Internally examples are columns, because products with the gradients are then faster in the backward pass.
     """
 
     def columns(part: nn.Module, name: str, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         if isinstance(part, nn.Sequential):
-            for own, child in part.named_children():
-                x = columns(child, f"{name}{own}.", parameters, x)
+            for child_name, child in part.named_children():
+                x = columns(child, f"{name}{child_name}.", parameters, x)
             return x
         if isinstance(part, nn.Linear):
             weight, bias = parameters[f"{name}weight"], parameters.get(f"{name}bias")
@@ -378,7 +378,7 @@ def dense(module: nn.Module) -> Forward:
 
 
 def losses_of(task: Task) -> Losses:
-    """The losses of each model's examples; those of few classes take a fraction of the time with the examples as columns."""
+    """Return a loss function for the models of a stack; with few classes it is faster with examples as columns."""
     if type(task) is not Classification:
         return by_example(task)
     return lambda output, y: task.losses(output.transpose(1, 2), y)
@@ -386,18 +386,18 @@ def losses_of(task: Task) -> Losses:
 
 @dataclass
 class Rows:
-    """The models of a stack, for `Local.model`. vector, grad: [n, d]."""
+    """Models of a stack, in the role of `Local.model`. vector, grad: [n, d]."""
 
     vector: Tensor
     grad: Tensor
 
     def load(self, vector: Tensor) -> None:
-        """Set the parameters of each to `vector` [d]."""
+        """Set the parameters of every model to `vector` [d]."""
         self.vector.copy_(vector)
 
 
 def aligned(n: int, d: int) -> Tensor:
-    """[n, d], each row aligned as the first."""
+    """Return zeros [n, d] whose rows all have the same memory alignment."""
     return torch.zeros(n, filled(d))[:, :d]
 
 
@@ -406,7 +406,7 @@ def filled(n: int) -> int:
 
 
 class StackedGradient:
-    """Batches and gradients of clients whose batches have the same shapes, as [n, b, ...] and [n, d]; see `BatchGradient`."""
+    """Gradient source for clients with equal batch shapes, with batches [n, b, ...] and gradients [n, d]; see `BatchGradient`."""
 
     def __init__(self, context: Context, forward: Forward, tasks: Sequence[ClientTask]) -> None:
         self._learned, clients = (forward, context.model.layout, losses_of(context.task)), context.clients
@@ -416,10 +416,10 @@ class StackedGradient:
         self._weights = torch.empty(0)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """`local.steps` batches; x, y: the examples and targets of all clients."""
+        """Yield `local.steps` batches; x, y: the examples and targets of all clients."""
         left, size = local.steps, local.spec.batch_size
         sizes, most = self._sizes.flatten().tolist(), int(self._sizes.max())
-        if most <= size:  # one batch a pass: its order makes no difference but rounding
+        if most <= size:  # one batch per pass: its order only affects rounding
             batch = self._batch(torch.arange(most).expand(len(sizes), -1), self._sizes, x, y)
             yield from repeat(batch, left)
             return
@@ -431,12 +431,12 @@ class StackedGradient:
                 left -= 1
 
     def _batch(self, order: Tensor, sizes: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Examples and targets of the first of each client's `order` [n, b], as many as `sizes` [n, 1]; they fill it up, too."""
+        """Return the first `sizes` [n, 1] examples and targets of each client's `order` [n, b], padded with its first."""
         index = torch.arange(filled(order.shape[1]))
-        there = index < sizes
-        places = (order.gather(1, torch.where(there, index, 0)) + self._starts).view(-1)
-        self._weights = torch.where(there, 1.0 / sizes.double(), 0.0).float()
-        examples, targets = (part.index_select(0, places).view(*there.shape, *part.shape[1:]) for part in (x, y))
+        valid = index < sizes
+        places = (order.gather(1, torch.where(valid, index, 0)) + self._starts).view(-1)
+        self._weights = torch.where(valid, 1.0 / sizes.double(), 0.0).float()
+        examples, targets = (part.index_select(0, places).view(*valid.shape, *part.shape[1:]) for part in (x, y))
         return examples, targets
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
@@ -445,10 +445,10 @@ class StackedGradient:
 
 
 def keeps_apart(learned: tuple[Forward, Layout, Losses], spec: LocalSpec, shape: tuple[int, int], x: Tensor, y: Tensor) -> bool:
-    """Whether each of so many rows gets, with batches of that length, the same bits as it does alone.
+    """Return whether each row of a stack gets the same bits as when computed alone, for batches of that length.
 
     Args:
-        shape: rows and length. x, y: no examples and no targets, of the right shapes and types.
+        shape: rows and length. x, y: empty examples and targets, of the right shapes and types.
     """
     draw, layout = torch.Generator().manual_seed(0), learned[1]
     examples, targets = torch.randn(*shape, *x.shape[1:], generator=draw), y.new_zeros(*shape, *y.shape[1:])
@@ -456,9 +456,9 @@ def keeps_apart(learned: tuple[Forward, Layout, Losses], spec: LocalSpec, shape:
     vectors.normal_(generator=draw).mul_(0.1)
     together = gradients(learned, spec, vectors, examples, targets, weights)
     for row in range(shape[0]):
-        own, part = aligned(1, layout.dimension), slice(row, row + 1)
-        own.copy_(vectors[part])
-        alone = gradients(learned, spec, own, examples[part].clone(), targets[part], weights[part].clone())
+        single, part = aligned(1, layout.dimension), slice(row, row + 1)
+        single.copy_(vectors[part])
+        alone = gradients(learned, spec, single, examples[part].clone(), targets[part], weights[part].clone())
         if not all(torch.equal(a[part], b) for a, b in zip(together, alone, strict=True)):
             return False
     return True

@@ -1,1 +1,1 @@
-"""One run: its configuration, its assembly, its directory, and how it is resumed, verified and published."""
+"""One run: its configuration, assembly and directory, and how it is resumed, verified and published."""

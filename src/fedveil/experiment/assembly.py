@@ -1,4 +1,4 @@
-"""From an experiment to everything a run needs: data, model, method, door."""
+"""Assembly of a run from an experiment: data, model, method, door."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data of the clients: training examples and tests of their own; the public test set and the public split.
+    """Prepared data: the clients' training and test examples, the public test set and the public split.
 
-    declared: what is public about clients of which not all are here, where the data are spread over machines.
+    declared: public facts about clients whose data are partly elsewhere, in runs over several machines.
     """
 
     dataset: Dataset
@@ -61,7 +61,7 @@ class Prepared:
 
     @property
     def population(self) -> Population:
-        """What is public about these clients."""
+        """Return the public facts about these clients."""
         if self.declared is not None:
             return self.declared
         clients = len(self.clients)
@@ -69,11 +69,11 @@ class Prepared:
 
 
 def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
-    """Load the data and partition them, unless a program hands them over; tensors are made once.
+    """Load and partition the data, unless a program passes them in; convert them to tensors once.
 
     Raises:
-        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or its
-            partition does not pass `Partition.checked`, or gives clients examples that are public.
+        ConfigError, DataError: as `load` and `from_options`; or a program passed in data before and does not now; or its
+            partition fails `Partition.checked`, or gives public examples to clients.
     """
     section, seed = spec.section if dataset is None else by_own_clients(spec.section, dataset), spec.seed
     require_handed_over(section, dataset, partition)
@@ -107,18 +107,18 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None
     if section.client_test_fraction:
-        partition, own = client_test_split(partition, section.client_test_fraction, seed=seed)
-        tests = Clients.of(x, y, own)
+        partition, test_parts = client_test_split(partition, section.client_test_fraction, seed=seed)
+        tests = Clients.of(x, y, test_parts)
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
 def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
-    """An error where one record's time would decide what others train on, so that neighbouring data differ in more than one.
+    """Refuse a split in which one record's time decides on what others are trained: neighbouring data would differ in more.
 
-    Where records are protected, a share of the latest compares them. Where the clients are made by dealing out the training
-    examples, whatever is protected, one that moves to the test set moves those behind it to other clients.
+    If records are protected, a share of the latest records compares their times. If clients are made by dividing the training
+    examples, a record that moves to the test set shifts later records to other clients, whatever is protected.
     """
     origin = dataset.origin
     if origin is None or not origin.timed:
@@ -138,7 +138,7 @@ def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
 
 
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
-    """Four public examples by number, of different classes if there are: a test set may be sorted by them."""
+    """Return four public examples by position, of different classes if possible: a test set may be sorted by class."""
     x, y = prepared.test
     first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
     chosen = torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
@@ -146,7 +146,7 @@ def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def spec_for(setting: Setting, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> LocalSpec:
-    """Return what a client does in a round, with what that network needs for it, as public examples show."""
+    """Return the specification of local training, with settings that the network needs, as determined on public examples."""
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     loop = setting.local.loop or (setting.example_clip is not None and packs(model, x))
     return replace(setting.local, pairs=pairs, loop=loop)
@@ -160,12 +160,12 @@ def federation(
     network: tuple[FlatModel, LocalSpec] | None = None,
     population: BudgetedLedger | None = None,
 ) -> Federation:
-    """Everything that a run of this experiment needs.
+    """Build everything that a run of this experiment needs.
 
     Args:
         ledger: file to which releases are charged, under the name `run`.
-        network: as `rehearsed` returns it, moved to where it trains; left out, it is built for the CPU, and not rehearsed.
-        population: of the budget that the run shares with others. Left out, nothing is charged to it.
+        network: as returned by `rehearsed`, moved to its device; by default it is built for the CPU, and not rehearsed.
+        population: ledger of the shared budget; by default nothing is charged to one.
     """
     method, setting = experiment.method, experiment.setting
     if network is None:
@@ -209,7 +209,7 @@ def federation(
         context,
         prepared.test,
         randomness,
-        None if experiment.engine.name == "flower" else prepared.client_tests,  # what clients keep for themselves
+        None if experiment.engine.name == "flower" else prepared.client_tests,  # with Flower, clients score their own tests
         setting.server,
         experiment.evaluate_every,
         prepared.public,
@@ -218,8 +218,8 @@ def federation(
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:
-    """An error where targets are of another kind, or have values that the task has no meaning for."""
-    if type(task).wrong_targets is not Task.wrong_targets:  # which reads targets of the right shape and type
+    """Refuse targets of another kind than the task's, or with values that the task cannot interpret."""
+    if type(task).wrong_targets is not Task.wrong_targets:  # the base class assumes the right shape and type
         task.check(dataset.info)
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
@@ -227,36 +227,36 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def planned_charges(method: Method, setting: Setting) -> list[Event]:
-    """What the ledger is charged with, if all goes as planned, for one client (server view) or for the whole run."""
+    """Return the planned ledger charges for one client (server view) or for the whole run."""
     view = setting.scope.view
     return run_releases(method, setting, View.AGGREGATE if view is View.FINAL else view)
 
 
 def budgets(method: Method, setting: Setting) -> Budgets | None:
-    """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
+    """Return the budget of each client (server view) or of the whole run, from the planned releases; None if unbounded.
 
-    Clients with caps of their own have these, from the releases planned for their group.
-    Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
+    Clients in groups with own caps get these, from the releases planned for their group. If the last model alone reveals less
+    than all releases together, the cap is the total cost, because each release is charged in full.
     """
     planned = planned_charges(method, setting)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
     epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
     if setting.selection is not None:
-        epsilon = None  # that of the search; this run's own cap follows from its plan
+        epsilon = None  # the target is the search's; this run's cap follows from its plan
     delta, adjacency = setting.delta, setting.scope.adjacency
     caps: dict[int, Filter] = {}
     for group in setting.groups:
-        own = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
-        caps |= dict.fromkeys(group.clients, own)
+        cap = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
+        caps |= dict.fromkeys(group.clients, cap)
     return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
 
 
 def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
-    """The cap of a run: the target (epsilon, delta), or what the planned releases cost (plus rounding) where none is set.
+    """Return the cap of a run: the target (epsilon, delta), or the cost of the planned releases (plus rounding) without one.
 
-    Unsampled releases are capped by the GDP filter; equal sampled ones by their number, so that any accountant may be quoted;
-    mixtures by the Renyi filter at one order, which the plan fixes in advance.
+    Unsampled releases are capped by the GDP filter. Equal sampled ones are capped by their number, so any accountant may be
+    quoted. Mixtures are capped by the Renyi filter at one order, which the plan fixes in advance.
     """
     gaussian = [event for event in planned if isinstance(event, Gaussian)]
     if len(gaussian) == len(planned):

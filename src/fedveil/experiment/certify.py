@@ -1,4 +1,4 @@
-"""The privacy statement of a configuration before any training, and what fits a guarantee. Never imports torch."""
+"""The privacy statement of a configuration before any training, and the plans that fit a guarantee. Never imports torch."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class _HasVariant(Protocol):
 
 
 def certify_config(config: Config, data: Dataset | None = None) -> Statement:
-    """The statement of a whole configuration, from the catalogue of data alone: nothing is loaded, nothing trained.
+    """Return the statement of a configuration, from the data catalogue alone: nothing is loaded or trained.
 
     Args:
-        data: those that will be handed over to `run`; only what is public of them is used.
+        data: will be passed in to `run`; only public facts about them are used.
 
     Raises:
         ConfigError: as `certify`.
@@ -55,7 +55,7 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
 
 
 def certified(config: Config, population: Population) -> Statement:
-    """Return the statement of a configuration for clients of whom that is public.
+    """Return the statement of a configuration, given the public facts about the clients.
 
     Raises:
         ConfigError: as `certify`.
@@ -82,17 +82,17 @@ def certify(
     public: tuple[Assumption, ...] = (),
     beside: tuple[str, ...] = (),
 ) -> Statement:
-    """Claimed and proven epsilon of a configuration in all three views, with everything needed to read them rightly.
+    """Return claimed and proven epsilon of a configuration in all three views, with their assumptions and limits.
 
     Args:
         setting: calibrated, or with a target epsilon to calibrate to.
-        seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
-            Clients keep them, so that only False leaves them without a memory.
-        public: values that the configuration takes for public (see `public_values`). beside: see `beside_the_releases`.
-        allow_vacuous_delta: let a proven run have delta >= 1 / units.
+        seeded_noise: whether the noise comes from the seed. batch_norm: whether the network has batch statistics; None if
+            unknown. Clients store these, so only False makes them memoryless.
+        public: values assumed to be public (see `public_values`). beside: see `beside_the_releases`.
+        allow_vacuous_delta: allow a proven run delta >= 1 / units.
 
     Raises:
-        ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
+        ConfigError: unknown noise, or an impossible combination (see `fedveil.statement.scope_checks`).
     """
     check_selection(method, setting)
     check_noise_cohort(method, setting)
@@ -103,9 +103,9 @@ def certify(
     released = {view: _releases(method, s, view) for view in VIEWS}
     memoryless = not remembers(method.client(s)) and batch_norm is False
     views, accountants = _numbers(method, s, released, memoryless=memoryless)
-    own = views[VIEWS.index(s.scope.view)].proven
-    check_evaluation(method, s, own)
-    if variant == "proven" and own.epsilon < math.inf:
+    proven = views[VIEWS.index(s.scope.view)].proven
+    check_evaluation(method, s, proven)
+    if variant == "proven" and proven.epsilon < math.inf:
         scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
     assumed += public
@@ -125,34 +125,34 @@ def certify(
         units=caveats.units(s),
         views=_claimed(method, s, views),
         assumptions=tuple(dict.fromkeys(assumed)),
-        not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
-        warnings=(*caveats.warnings(method, s, own, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
-        notes=caveats.notes(method, s, own, released[s.scope.view], memoryless=memoryless),
-        learnability=_learnability(method, s, own.epsilon),
+        not_protected=caveats.not_protected(method, s, proven, batch_norm=batch_norm),
+        warnings=(*caveats.warnings(method, s, proven, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
+        notes=caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless),
+        learnability=_learnability(method, s, proven.epsilon),
         groups=_groups(method, s),
     )
 
 
 def _learnability(method: Method, s: Setting, proven: float) -> Learnability | None:
-    """Noise against signal; without advice for a run that was chosen, since that prices runs which stand alone."""
+    """Return noise against signal; without advice for a selected run, since the advice prices runs that stand alone."""
     if math.isinf(proven):
         return None
-    found = learnability(method, s, s.epsilon if s.epsilon is not None else proven)
-    return found if found is None or s.selection is None else replace(found, advice=())
+    figures = learnability(method, s, s.epsilon if s.epsilon is not None else proven)
+    return figures if figures is None or s.selection is None else replace(figures, advice=())
 
 
 def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
-    """What is proven for the clients of each cap."""
-    found = []
+    """Return the proven numbers for the clients of each cap."""
+    numbers_of_groups = []
     for group in s.groups:
         one = s.of_group(group)
         numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view), memoryless=False)
-        found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
-    return tuple(found)
+        numbers_of_groups.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
+    return tuple(numbers_of_groups)
 
 
 def _releases(method: Method, s: Setting, view: View) -> list[Event]:
-    """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
+    """Return the events seen in a view; unbounded, with the reason, for a view other than the run's that is not supported."""
     try:
         events = run_releases(method, s, view)
     except ConfigError as problem:
@@ -173,7 +173,7 @@ def _releases(method: Method, s: Setting, view: View) -> list[Event]:
 def _numbers(
     method: Method, s: Setting, released: dict[View, list[Event]], *, memoryless: bool
 ) -> tuple[list[ViewNumbers], dict[View, str]]:
-    """Proven epsilons; a view inherits what is proven of one that sees more where that is the better bound (post-processing)."""
+    """Return proven epsilons; a view inherits a better bound of a view that sees more (post-processing)."""
     views: list[ViewNumbers] = []
     accountants: dict[View, str] = {}
     for view in VIEWS:
@@ -201,12 +201,12 @@ def _proven(method: Method, s: Setting, view: View, events: list[Event], *, memo
         return ViewNumbers(proven, tpr=tpr_of(epsilon, s.delta, FPR), releases=planned), accountant
     events = events if s.selection is None else s.selection.every(events)
     tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
-    seen = seen_count_epsilon(s, events, epsilon, memoryless=memoryless) if epsilon < math.inf else None
-    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen, releases=planned), accountant
+    seen_count = seen_count_epsilon(s, events, epsilon, memoryless=memoryless) if epsilon < math.inf else None
+    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen_count, releases=planned), accountant
 
 
 def _assumptions(method: Method, s: Setting, view: View, events: list[Event], epsilon: float) -> list[Assumption]:
-    """What the bound of one view rests on; nothing where nothing is proven."""
+    """Return the assumptions of one view's bound, or none if nothing is proven."""
     if math.isinf(epsilon):
         return []
     return [*caveats.assumptions(method, s, view, events), *caveats.ideal_noise(run_variation(method, s), epsilon, s.delta)]
@@ -226,8 +226,9 @@ class PlannedRow:
     """One way to spend the guarantee.
 
     Args:
-        unit, rounds, cohort: of the way. noise_multiplier: that it needs. gathered: R, noise against signal over all steps.
-        share: of the accuracy above chance that may be kept (see `expected_share`). why_not: why it cannot be had, or empty.
+        unit, rounds, cohort: of the plan. noise_multiplier: required. gathered: R, noise against signal over all steps.
+        share: of the accuracy above chance that may remain (see `expected_share`). why_not: reason why it is impossible, or
+            empty.
     """
 
     unit: Unit
@@ -240,7 +241,7 @@ class PlannedRow:
 
 
 def plan_table(config: Config) -> tuple[PlannedRow, ...]:
-    """Rounds and clients a round around the configured ones, at client level and at record level, best first.
+    """Return plans with rounds and cohorts around the configured ones, at client and record level, best first.
 
     Raises:
         ConfigError: privacy.epsilon is not set, or the method clips nothing.
@@ -266,10 +267,10 @@ def _ways(s: Setting, example_clip: float) -> Iterator[Setting]:
 
 def _row(method: Method, s: Setting) -> PlannedRow:
     try:
-        found = method.calibrate(s)
-        level, steps = own_level(method, found)
+        calibrated = method.calibrate(s)
+        level, steps = own_level(method, calibrated)
     except ConfigError as problem:
         return PlannedRow(s.scope.unit, s.rounds, s.cohort, why_not=str(problem))
     assert level.ratio is not None
     gathered = gathered_ratio(level.ratio, steps)
-    return PlannedRow(s.scope.unit, s.rounds, s.cohort, found.z, gathered, expected_share(gathered))
+    return PlannedRow(s.scope.unit, s.rounds, s.cohort, calibrated.z, gathered, expected_share(gathered))

@@ -1,7 +1,7 @@
-"""Runs code in a forked child, from which plain values come back: nothing that it does to a model or a generator stays.
+"""Execution of code in a forked child that returns plain values, so that its side effects disappear.
 
-The child has one thread, since the threads that libraries keep do not live through a fork; output that goes nowhere, since a
-progress bar of the parent may hold a lock; and a process group of its own, which ends with it.
+The child has one thread, since library threads do not survive a fork. It discards output, since a progress bar of the parent may
+hold a lock. It has its own process group, which is killed with it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from fedveil.federation.isolated import can_fork, end, started
 from fedveil.release.noise import Randomness
 
 Stage = Callable[[str], None]
-"""Says what is done next, in words that complete "while"."""
+"""Callback that names the next step, in words that complete "while"."""
 
 SILENT = 120.0
-"""Seconds without a word of what is done next after which a child counts as hanging."""
+"""Seconds without a named step after which a child counts as hanging."""
 _POLL = 0.2
 _KINDS = {kind.__name__: kind for kind in (ConfigError, DataError)}
 
 
 class ChildHung(FedveilError):
-    """A child that said nothing for too long, and was ended."""
+    """Raised for a child that reported nothing for too long, and was killed."""
 
 
 def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> Any:
-    """What `act` returns, plain JSON values, when it is run in a child; in this process where it cannot fork one.
+    """Run `act` in a child process and return its plain JSON values; run it in this process if no child can be forked.
 
     Args:
-        act: it may change nothing but what it made itself, for where it cannot run in a child. what: names it in errors.
+        act: may only change objects that it made itself, in case it runs in this process. what: names it in errors.
 
     Raises:
-        FedveilError: as `act` raises it, with the place in the user's code that caused it; or another error in its words; or the
-            child was ended, or hung.
+        FedveilError: raised by `act`, with the place in the user's code that caused it; or another error's text; or the child was
+            killed, or hung.
     """
     if not can_fork():
         return _in_this_process(act, what)
@@ -103,7 +103,7 @@ def _outcome(act: Callable[[Stage], Any], what: str, tell: Stage) -> dict[str, A
 
 
 def _explained(error: BaseException, what: str, stage: str) -> str:
-    """An error in one line: what it says, and where the user's code is behind it."""
+    """Describe an error in one line: its text, and its place in the user's code."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -113,7 +113,7 @@ def _explained(error: BaseException, what: str, stage: str) -> str:
         return str(error) if at in str(error) else f"{error}{at}"
     try:
         words = one_line(str(error))
-    except Exception:  # its own words fail, too
+    except Exception:  # the exception's own text fails, too
         words = ""
     return f"{what} failed {stage}: {type(error).__name__}{f': {words}' if words else ''}{at}"
 
@@ -129,7 +129,7 @@ def _tell(writing: int, message: dict[str, Any]) -> None:
 
 def _answer(reading: int, child: int, what: str, silent: float) -> Any:
     stage, waiting = "as it began", b""
-    until, poll = time.monotonic() + silent, select.poll()  # which takes descriptors of any number
+    until, poll = time.monotonic() + silent, select.poll()  # poll, unlike select, takes descriptors of any number
     poll.register(reading, select.POLLIN)
     while True:
         ready = bool(poll.poll(1000 * min(_POLL, max(until - time.monotonic(), 0.0))))
@@ -144,7 +144,7 @@ def _answer(reading: int, child: int, what: str, silent: float) -> Any:
             continue
         if ended := _ended(child):
             raise FedveilError(f"{what} failed {stage}: its process {ended}; nothing was released")
-        if part == b"":
+        if part == b"":  # it is about to end, or has closed the pipe
             time.sleep(_POLL)  # it is about to end, or closed what it should answer by
         if time.monotonic() > until:
             raise ChildHung(
@@ -156,14 +156,14 @@ def _answer(reading: int, child: int, what: str, silent: float) -> Any:
 def _value(message: dict[str, Any]) -> Any:
     if "value" in message:
         return message["value"]
-    kind, words, told = message["error"]
+    kind, words, trace = message["error"]
     error = _KINDS.get(kind, ConfigError)(words)
-    error.add_note(told)
+    error.add_note(trace)
     raise error
 
 
 def _ended(child: int) -> str:
-    """How the child ended; empty while it is alive."""
+    """Describe how the child ended, or return an empty string while it is alive."""
     try:
         pid, status = os.waitpid(child, os.WNOHANG)
     except ChildProcessError:
@@ -181,7 +181,7 @@ def _ended(child: int) -> str:
 
 
 def _in_this_process(act: Callable[[Stage], Any], what: str) -> Any:
-    """As in a child, as far as a process can undo: generators are put back, and output goes nowhere."""
+    """Imitate a child as far as possible: restore random generators, and discard output."""
     generators = Randomness(0).forward(torch.device("cpu"), "rehearsal")
     with generators, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         message = _outcome(act, what, lambda stage: None)

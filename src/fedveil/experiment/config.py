@@ -1,6 +1,6 @@
-"""The configuration of a run: a TOML file with a section for each part, and keys of it replaced.
+"""The configuration of a run: a TOML file with a section for each part, and overrides of its keys.
 
-Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
+This module neither reads data nor imports torch, so a privacy statement takes milliseconds.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 
 def toml_values(text: str) -> dict[str, Any]:
-    """The values of a text; a number of too many digits and nesting too deep are its errors as well.
+    """Parse TOML; numbers with too many digits and excessive nesting are errors, too.
 
     Raises:
-        ConfigError: what is wrong with it, and where.
+        ConfigError: what is wrong with the text, and where.
     """
     try:
         return tomllib.loads(text)
@@ -72,18 +72,18 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _known_model(self) -> Self:
-        """Refused at once where no plugin can bring it."""
+        """Refuse an unknown model immediately if no plugin can provide it."""
         if not self.run.plugins:
             require_known(self.model)
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Plain values by section, with the method's defaults: what a run was made with, however these change later."""
+        """Return plain values by section, including the method's current defaults, so that these may change later."""
         return self.model_dump(mode="json") | {"method": self.method.model_dump(mode="json")}
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Files and modules of one's own that decide the result: plugins, and what import paths of model and features name."""
+        """Return the user-defined files and modules that affect the result: plugins, and import paths of model and features."""
         return tuple(dict.fromkeys((*self.run.plugins, *self.model.code, *self.data.code)))
 
 
@@ -93,11 +93,11 @@ FREE_KEYS = frozenset(
     for key, field in getattr(part.annotation, "model_fields", {}).items()
     if FREE in field.metadata
 )
-"""The keys that change no result: a run is resumed, a comparison continued and runs are grouped whatever these say."""
+"""Keys that change no result: they may differ when runs are resumed, compared or grouped."""
 
 
 def without_free_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as nested dict, without the keys that change no result."""
+    """Return a configuration as nested dict, without the keys that change no result."""
     return {
         section: {key: value for key, value in part.items() if f"{section}.{key}" not in FREE_KEYS}
         if isinstance(part, Mapping)
@@ -107,15 +107,15 @@ def without_free_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dict as `section.key: value`."""
-    found: dict[str, Any] = {}
+    """Return a nested dict as `section.key: value`."""
+    values: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return values
 
 
 def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """The checked configuration of a nested dict, after overrides."""
+    """Return the checked configuration of a nested dict, after overrides."""
     for item in overrides:
         override(raw, item)
     try:
@@ -125,7 +125,7 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
 
 
 def override(raw: dict[str, Any], item: str) -> None:
-    """Set `section.key=value` in a nested dict; raises ConfigError for what has another form."""
+    """Set `section.key=value` in a nested dict; raise ConfigError if the text has another form."""
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
     try:
@@ -146,7 +146,7 @@ def override(raw: dict[str, Any], item: str) -> None:
 
 
 def configure(**sections: Any) -> Config:
-    """A configuration from Python: keywords data, public, model, task, method, training, privacy, run, each a dict.
+    """Return a configuration from Python: keywords data, public, model, task, method, training, privacy, run, each a dict.
 
     `method` may be a method object, `task` a task or its class; method, task and model may be names; `model` may be an nn.Module,
     whose parameters are the initial model, or a class or function that makes one from the run's seed.
@@ -166,7 +166,7 @@ def configure(**sections: Any) -> Config:
 
 
 def require_known_names(config: Config) -> None:
-    """Refuse names that nothing has, before anything slow is imported; plugins may bring more.
+    """Refuse unknown names before anything slow is imported; plugins may add names.
 
     Raises:
         ConfigError: an unknown method, task or data set.
@@ -182,13 +182,13 @@ def require_known_names(config: Config) -> None:
 
 
 def replace(config: Config, changes: Mapping[str, Any]) -> Config:
-    """A copy of the configuration with some keys changed, checked as a whole.
+    """Return a copy of the configuration with some keys changed, checked as a whole.
 
     Args:
         changes: the new values by key, such as {"privacy.epsilon": 4.0}, or by section, such as {"method": fv.DPFedAvg(clip=1)}.
 
     Raises:
-        ConfigError: a key that there is not, an impossible value, or one that does not fit the others.
+        ConfigError: a key is unknown, or a value is impossible or does not fit the others.
     """
     sections: dict[str, Any] = {name: getattr(config, name) for name in config.model_fields_set}
     for key, value in changes.items():
@@ -198,16 +198,16 @@ def replace(config: Config, changes: Mapping[str, Any]) -> Config:
         if not inner:
             sections[section] = value
             continue
-        found = sections[section] = _as_keys(sections.get(section, getattr(config, section)))
+        keys = sections[section] = _as_keys(sections.get(section, getattr(config, section)))
         for part in inner[:-1]:
-            found[part] = dict(found.get(part) or {})
-            found = found[part]
-        found[inner[-1]] = value
+            keys[part] = dict(keys.get(part) or {})
+            keys = keys[part]
+        keys[inner[-1]] = value
     return configure(**{name: given_keys(part) if isinstance(part, MethodConfig) else part for name, part in sections.items()})
 
 
 def _as_keys(section: Any) -> dict[str, Any]:
-    """The keys of a section that were given; a module that a program handed over stays."""
+    """Return the given keys of a section; a module that a program passed in stays as it is."""
     if isinstance(section, Network):
         if section.source is None:
             return section.section()

@@ -1,7 +1,7 @@
-"""Configurations from files, presets and run directories; recorded plugins run only when they are trusted.
+"""Configurations from files, presets and run directories; recorded plugins run only if they are trusted.
 
-A run directory may come from a stranger, and so may the digest that it records: the digest tells that this is the code of the
-run, and whoever trusts it has read it. It covers the plugin's own file, not what that file imports.
+A run directory may come from a stranger, and so may the digest that it records. The digest shows that this is the code of the
+run, and a user who trusts it has read the code. It covers the plugin's own file, not the files that it imports.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from fedveil.papers.paper_files import paper_files
 
 
 def names(method: str = "*") -> list[str]:
-    """The presets of a method, or all."""
+    """Return the presets of a method, or all."""
     return [name for name in paper_files("presets") if method in ("*", name.partition("/")[0])]
 
 
 def path_of(name: str) -> Path:
-    """The file of a preset.
+    """Return the file of a preset.
 
     Raises:
-        ConfigError: unknown; names the nearest.
+        ConfigError: the preset is unknown; names the nearest one.
     """
     if name not in names():
         method = name.partition("/")[0]
-        there = names(method) or names()
-        raise unknown("--preset", name, "preset", there, "`fedveil methods METHOD` lists those of a method")
+        known_names = names(method) or names()
+        raise unknown("--preset", name, "preset", known_names, "`fedveil methods METHOD` lists those of a method")
     return paper_files("presets")[name]
 
 
 def title(name: str) -> str:
-    """The first sentence of a preset's comment."""
+    """Return the first sentence of a preset's comment."""
     head = path_of(name).read_text(encoding="utf-8").split("\n[")[0]
     comment = [line.lstrip("# ") for line in head.splitlines() if line.startswith("#")]
     return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
@@ -56,10 +56,10 @@ _NEITHER = (
 
 
 def chosen(config: Path | None, preset: str | None) -> Path:
-    """The configuration that a command was given, as a file or as a preset's name.
+    """Return the configuration file that a command was given, directly or as a preset's name.
 
     Raises:
-        ConfigError: neither or both.
+        ConfigError: neither or both were given.
     """
     if (config is None) == (preset is None):
         raise ConfigError(_BOTH if config is not None else _NEITHER)
@@ -73,15 +73,15 @@ _LEFT_BY_RUNS = ("versions.json", "statement.json", "ledger.sqlite")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds what a run leaves: its configuration may be a stranger's."""
+    """Return whether a folder holds a run's files, so that its configuration may be a stranger's."""
     return any((folder / name).exists() for name in _LEFT_BY_RUNS)
 
 
 def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str = "run.plugins") -> None:
-    """Refuse the plugins of a run directory, named by `key`, unless they are trusted or this process has imported them already.
+    """Refuse the plugins of a run directory, named by `key`, unless they are trusted or already imported in this process.
 
     Raises:
-        ConfigError: not trusted; or a file that is not there, or has another digest than the recorded one, trusted or not.
+        ConfigError: they are not trusted; or a file is missing or differs from its recorded digest, trusted or not.
     """
     recorded, now = _recorded(run), digests(plugins)
     wrong = [f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins if not _same(plugin, recorded, now)]
@@ -91,9 +91,9 @@ def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str 
             f"put the run's own file there, or name another in a configuration of yours"
         )
     if not trusted and not all(module_of(plugin) in sys.modules for plugin in plugins):
-        shown = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)
+        listed = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)
         raise ConfigError(
-            f"{key}: the run directory {run} names code that would run: {shown}, as recorded. Read it; if you trust it and "
+            f"{key}: the run directory {run} names code that would run: {listed}, as recorded. Read it; if you trust it and "
             f"what it imports, add --trust-plugins"
         )
 
@@ -104,8 +104,8 @@ def _same(plugin: str, recorded: dict[str, str], now: dict[str, str]) -> bool:
 
 def _recorded(run: Path) -> dict[str, str]:
     try:
-        found = json.loads((run / "versions.json").read_text(encoding="utf-8"))
-        return {str(name): str(text) for name, text in found.items()}
+        recorded = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+        return {str(name): str(text) for name, text in recorded.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"run.plugins: {run / 'versions.json'}, which records the plugins' digests, cannot be read: {error}"
@@ -113,20 +113,20 @@ def _recorded(run: Path) -> dict[str, str]:
 
 
 LARGEST = 16 * 2**20
-"""Bytes of a configuration that are read: /dev/zero has no end."""
+"""Largest number of bytes read from a configuration: /dev/zero has no end."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugins: bool = False, model: object = None) -> Config:
-    """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew.
+    """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` to replace a whole section.
 
     Args:
-        trust_plugins: allow plugins that a run directory names, which may be a stranger's (see `recorded_plugins`); those of a
-            configuration of one's own, and those in `overrides`, are allowed anyhow. The module of an import path in model.name
-            is a plugin in this respect; it is imported when the model is built.
-        model: a module, or what makes one, handed over in the place of the one that the file describes.
+        trust_plugins: allow plugins that a run directory names, which may be a stranger's (see `check_plugins`). Those of a
+            user's own configuration, and those in `overrides`, are always allowed. The module of an import path in model.name
+            counts as a plugin; it is imported when the model is built.
+        model: a module, or a function that makes one, which replaces the model in the file.
 
     Raises:
-        ConfigError: it cannot be read, is no configuration, or names plugins that may not run.
+        ConfigError: the file cannot be read, is not a configuration, or names plugins that may not run.
     """
     config = read_config(path, overrides)
     folder = Path(path).absolute().parent
@@ -142,18 +142,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugin
 
 
 def with_model(config: Config, model: object) -> Config:
-    """The configuration with a module, or what makes one, handed over; what a run recorded of its model must hold for it."""
-    own = network_of(model)
-    if own.source is None:
+    """Return the configuration with a model that is passed in; the model must match what a run recorded of its model."""
+    network = network_of(model)
+    if network.source is None:
         raise ConfigError(f"model = {model!r}: hand over an nn.Module, or a class or function that makes one")
     before = config.model
-    parts = before.parts if own.parts == WHOLE else own.parts
-    recorded = before.recorded if before.name == own.name else None
-    return config.model_copy(update={"model": replace(own, parts=parts, recorded=recorded)})
+    parts = before.parts if network.parts == WHOLE else network.parts
+    recorded = before.recorded if before.name == network.name else None
+    return config.model_copy(update={"model": replace(network, parts=parts, recorded=recorded)})
 
 
 def load_recorded(run: Path, *, trust_plugins: bool = False) -> Config:
-    """The configuration of a run directory; unless they are trusted, its plugins must have been imported before.
+    """Return the configuration of a run directory; unless trusted, its plugins must already have been imported.
 
     Raises:
         ConfigError: not a run directory, or as `load_config`.
@@ -174,7 +174,7 @@ def import_recorded(target: Path) -> None:
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """As `load_config`, for reading only: whether its plugins may run is not asked."""
+    """Read a configuration as `load_config` does, without checking whether its plugins may run."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST + 1)

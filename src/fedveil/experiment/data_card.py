@@ -1,7 +1,8 @@
-"""The data card of a run (`data.json`): what was trained on, whether configured or handed over by a program.
+"""The data card of a run (`data.json`), which describes its data, whether configured or passed in by a program.
 
-It is written before training. Everything in it but the digests is treated as public; the digests are keyed with a salt that stays
-in the folder `private`, so that they test nobody's membership, and show later whether the same data are handed over again.
+It is written before training. Everything in it except the digests is treated as public. The digests are keyed with a salt that
+stays in the folder `private`: so they cannot be used to test membership, and show later whether the same data are passed in
+again.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 CARD = "data.json"
 FORMAT = "fedveil-data/1"
 ELSEWHERE = "not_here"
-"""What the card of a run over several machines says of the data that its server does not have."""
+"""Key in the card of a run over several machines for the data that its server does not have."""
 
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What a program hands over instead of what is configured; `model` is a module, or what makes one."""
+    """Data and model that a program passes in instead of the configured ones; `model` is a module, or makes one."""
 
     data: Dataset | None = None
     partition: Partition | None = None
@@ -50,7 +51,7 @@ class HandedOver:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the data: `data`, `partition`, both or neither."""
+        """Return which data were passed in: `data`, `partition`, both or neither."""
         return tuple(name for name in ("data", "partition") if getattr(self, name) is not None)
 
 
@@ -58,7 +59,7 @@ NOTHING = HandedOver()
 
 
 def recorded(config: Config, handed_over: HandedOver) -> Config:
-    """The configuration as it is recorded: it describes what was handed over in the place of what was configured."""
+    """Return the configuration to record, which describes what was passed in instead of what was configured."""
     data, partition = handed_over.data, handed_over.partition
     if not handed_over.names:
         return config
@@ -72,10 +73,10 @@ def recorded(config: Config, handed_over: HandedOver) -> Config:
 
 
 def same_handed_over(saved: Config, handed_over: HandedOver, path: Path) -> None:
-    """Refuse a run directory's configuration unless what was handed over is handed over again, and nothing else is.
+    """Refuse a run directory's configuration unless exactly the same kinds of data are passed in again.
 
     Raises:
-        ConfigError: something is missing, or was not handed over before.
+        ConfigError: something is missing, or was not passed in before.
     """
     require_handed_over(saved.data, handed_over.data, handed_over.partition)
     if handed_over.names and handed_over.names != saved.data.handed_over:
@@ -97,37 +98,37 @@ def how_to_resume(path: Path, experiment: Experiment) -> str:
 
 
 def info_of(path: Path) -> Info:
-    """Return what the card of a run directory says of its data.
+    """Return the facts about the data in the card of a run directory.
 
     Raises:
-        ConfigError: no card, or one that is damaged.
+        ConfigError: the card is missing or damaged.
     """
     try:
-        kept = json.loads((path / CARD).read_text(encoding="utf-8"))
-        labels, constants, examples = kept["labels"], kept["normalisation"], kept["examples"]
+        saved = json.loads((path / CARD).read_text(encoding="utf-8"))
+        labels, constants, examples = saved["labels"], saved["normalisation"], saved["examples"]
         target = Targets(tuple(labels["shape"]), labels["dtype"], tuple(labels["names"]), labels["unit"])
         shape, means, stds = (tuple(part) for part in (examples["shape"], constants["mean"], constants["std"]))
-        sizes = kept["train_examples"], kept["test_examples"], kept["named_clients"]
-        info = Info(kept["name"], "", shape, labels["classes"], *sizes, kept["source"], False, means, stds, constants["scale"])
+        sizes = saved["train_examples"], saved["test_examples"], saved["named_clients"]
+        info = Info(saved["name"], "", shape, labels["classes"], *sizes, saved["source"], False, means, stds, constants["scale"])
         return replace(info, target=target, vocabulary=examples["vocabulary"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path / CARD} cannot be read ({error}): give the directory of a run of this version") from None
 
 
 def write_card(path: Path, spec: DataSpec, prepared: Prepared) -> None:
-    """Write the card, and a new salt into the private folder."""
+    """Write the card, and a new salt in the private folder."""
     write_json(path / CARD, card(spec, prepared, new_salt(path)))
 
 
 def new_salt(path: Path) -> bytes:
-    """A salt for the run directory `path`, written into its private folder."""
+    """Write a new salt to the private folder of the run directory `path`, and return it."""
     salt = secrets.token_bytes(32)
     write_bytes(private_folder(path) / SALT, salt)
     return salt
 
 
 def card(spec: DataSpec, prepared: Prepared, salt: bytes) -> dict[str, Any]:
-    """What the card says of these data."""
+    """Return the content of the card for these data."""
     dataset, section, population = prepared.dataset, spec.section, prepared.population
     info, by_program = dataset.info, section.handed_over
     public = {
@@ -157,39 +158,39 @@ def card(spec: DataSpec, prepared: Prepared, salt: bytes) -> dict[str, Any]:
 
 
 def digests(prepared: Prepared, salt: bytes) -> dict[str, str]:
-    """Keyed digests of the content of the data and of the partition."""
+    """Return keyed digests of the content of the data and of the partition."""
     d, clients = prepared.dataset, prepared.partition.clients
     data = (d.x_train, d.y_train, d.x_test, d.y_test, d.users_train, d.users_test)
     return {"data": _digest(salt, data), "partition": _digest(salt, (clients.order, clients.offsets))}
 
 
 def _digest(salt: bytes, arrays: Iterable[NDArray[Any] | None]) -> str:
-    """Over type, shape and content of each."""
-    found = hmac.new(salt, digestmod=hashlib.sha256)
+    """Return a digest over type, shape and content of each array."""
+    digest = hmac.new(salt, digestmod=hashlib.sha256)
     for array in arrays:
-        found.update(b"none\n" if array is None else f"{array.dtype.str} {array.shape}\n".encode())
+        digest.update(b"none\n" if array is None else f"{array.dtype.str} {array.shape}\n".encode())
         if array is not None:
-            found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def check_data(path: Path, prepared: Prepared) -> None:
-    """Hold data and partition against the card of the run directory `path`; earlier versions left none.
+    """Check data and partition against the card of the run directory `path`; earlier versions wrote no card.
 
     Raises:
-        ConfigError: they are others, or the card or the salt cannot be read.
+        ConfigError: they differ, or the card or the salt cannot be read.
     """
     if not (path / CARD).exists():
         return
     try:
-        kept = json.loads((path / CARD).read_text(encoding="utf-8"))["digests"]
+        saved = json.loads((path / CARD).read_text(encoding="utf-8"))["digests"]
         salt = (path / PRIVATE / SALT).read_bytes()
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"cannot check the data against {path} ({error}): it needs {CARD} and {PRIVATE}/{SALT}, so use the run directory "
             f"itself, not a published copy"
         ) from None
-    wrong = [name for name, digest in digests(prepared, salt).items() if not hmac.compare_digest(str(kept.get(name)), digest)]
+    wrong = [name for name, digest in digests(prepared, salt).items() if not hmac.compare_digest(str(saved.get(name)), digest)]
     if wrong:
         raise ConfigError(
             f"other {' and '.join(wrong)} than those of the run in {path} (its {CARD} holds other digests): give what it was "
@@ -198,7 +199,7 @@ def check_data(path: Path, prepared: Prepared) -> None:
 
 
 def _require_here(path: Path) -> None:
-    """Refuse a run directory whose card says that the data are elsewhere; one that cannot be read is `check_data`'s."""
+    """Refuse a run directory whose card says that the data are elsewhere; an unreadable card is left to `check_data`."""
     try:
         elsewhere = ELSEWHERE in json.loads((path / CARD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -212,7 +213,7 @@ def _require_here(path: Path) -> None:
 
 
 def reopened(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Experiment, Prepared]:
-    """Experiment and data of the run directory `path`; what was handed over must be handed over again, and is checked.
+    """Return experiment and data of the run directory `path`; what was passed in must be passed in again, and is checked.
 
     Raises:
         ConfigError: not a run directory, one over several machines, or as `same_handed_over` and `check_data`.

@@ -1,4 +1,4 @@
-"""A resolved run: all that is decided before any data are read, and nothing that has to be decided again."""
+"""A resolved run: everything that is decided before data are read, each decision made once."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """How examples are read, made into features and divided among clients.
+    """Specification of how examples are read, turned into features and divided among clients.
 
     Args:
-        section, public: of the configuration. task: what is learned. unit: what is protected. seed: of the division.
+        section, public: of the configuration. task: to learn. unit: of protection. seed: of the division.
     """
 
     section: DataSection
@@ -45,7 +45,7 @@ class DataSpec:
 
     @property
     def features(self) -> FeatureMap | None:
-        """Return what makes the features, or None where examples are used as they are; a user-defined function is imported.
+        """Return the feature map, or None if examples are used as they are; a user-defined function is imported.
 
         Raises:
             ConfigError: an unknown name, or an import path without a function.
@@ -55,7 +55,7 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How the clients of a round are run. See `engines.select_engine.engine`."""
+    """Engine options of a run; see `fedveil.executors.select_engine.engine`."""
 
     name: str
     timeout: float | None = None
@@ -65,7 +65,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class SharedBudgetSpec:
-    """The budget file that a run shares with others, and the project under whose name it is charged."""
+    """Budget file that a run shares with others, and the project under whose name it is charged."""
 
     path: str | None
     project: str = ""
@@ -73,14 +73,14 @@ class SharedBudgetSpec:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A resolved configuration. No data, and no torch where the model is built in or recorded.
+    """A resolved configuration, without data, and without torch if the model is built in or recorded.
 
     Args:
         method: imported and checked. setting: with the noise calibrated. configured: the same, before calibration.
         client: local training. population: public facts about the data. network: the model and what was recorded of it.
-        isolation: of user-defined code; None where it is chosen when the clients are set up.
-        evaluate_every: rounds. code: user-defined files and modules that decide the result. track: names of trackers.
-        public: values that are taken for public. beside: what leaves beside the releases.
+        isolation: of user-defined code; None if it is chosen when the clients are set up.
+        evaluate_every: rounds. code: user-defined files and modules that affect the result. track: names of trackers.
+        public: values assumed to be public. beside: warnings about extra information that the clients send.
         written: the whole configuration by section, as it is recorded.
     """
 
@@ -108,10 +108,10 @@ class Experiment:
 
     @cached_property
     def statement(self) -> Statement:
-        """The privacy statement.
+        """Return the privacy statement.
 
         Raises:
-            ConfigError: a combination that makes no sense (see `certify`).
+            ConfigError: an impossible combination (see `certify`).
         """
         return certify(
             self.method,
@@ -124,13 +124,13 @@ class Experiment:
         )
 
     def template(self, seed: int | None = None) -> FlatModel:
-        """Build the network as it is before training, initialised from the run's seed where its code or a program did not.
+        """Build the untrained network, initialised from the run's seed unless its code or a program does that.
 
         Args:
             seed: another seed of the run, for which nothing is recorded.
 
         Raises:
-            ConfigError: it cannot be built, cannot be trained here, or is not the recorded one.
+            ConfigError: the network cannot be built or trained here, or differs from the recorded one.
         """
         from fedveil.training.params import FlatModel
 
@@ -147,17 +147,17 @@ class Experiment:
         return replace(self, engine=replace(self.engine, name=name), written=written)
 
     def with_steps(self, steps: int, batch_size: int) -> Experiment:
-        """Return the experiment with so many local steps on batches of that size, for which the noise is calibrated anew."""
+        """Return the experiment with that many local steps and that batch size, with the noise recalibrated."""
         local = replace(self.configured.local, steps=steps, batch_size=batch_size)
         configured = replace(self.configured, local=local)
         return replace(self, configured=configured, setting=self.method.calibrate(configured))
 
 
 def isolation_here(wanted: Isolation | None, engine: str) -> Isolation:
-    """Return how user-defined code is isolated on this machine.
+    """Return the isolation of user-defined code on this machine.
 
     Raises:
-        ConfigError: processes are asked for where no child that trains can be forked, or where clients train together.
+        ConfigError: processes are required, but no child that can train can be forked, or the engine trains clients together.
     """
     from fedveil.executors.pool import forks
 

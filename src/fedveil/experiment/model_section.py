@@ -1,4 +1,4 @@
-"""The section `model`: a built-in network, one of one's own by name or import path, or one that a program handed over."""
+"""The section `model`: a built-in network, a user-defined one by name or import path, or one that a program passes in."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from fedveil.models.parts import Parts, RecordedModel, present_keys
 T = TypeVar("T", bound=BaseModel)
 
 WHOLE = Parts()
-"""The whole model is trained, as it is built."""
+"""Marks a model that is trained as a whole, as it is built."""
 
 HANDED_OVER = "handed-over"
-"""The name of a model that a program handed over."""
+"""Name of a model that a program passed in."""
 
 
 class OwnOptions(BaseModel):
-    """Options of a model of one's own, which its code checks: reading a configuration imports none."""
+    """Options of a user-defined model, which its own code checks: reading a configuration imports no code."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 @dataclass(frozen=True)
 class Network:
-    """The section `model`: a network's name, and its options as that network types them (see `docs/models.md`).
+    """The section `model`: a network's name, and its options with the types that the network defines (see `docs/models.md`).
 
     Args:
-        parts: what of it is trained. recorded: what a run recorded of it; None for a built-in network trained whole.
-        source: a module that a program handed over, or what makes one. admit: asked before code that a run names is imported.
+        parts: to be trained. recorded: facts that a run recorded; None for a built-in network trained as a whole.
+        source: a module that a program passed in, or a function that makes one. admit: called before importing code that a run
+            names; may refuse it.
     """
 
     name: str
@@ -46,39 +47,39 @@ class Network:
 
     @property
     def built_in(self) -> bool:
-        """Whether its shapes are known without torch."""
+        """Return whether the shapes are known without torch."""
         return self.name in models.MODELS
 
     @property
     def plain(self) -> bool:
-        """Whether it is built in and trained whole: then nothing need be recorded of it."""
+        """Return whether the network is built in and trained as a whole, so that nothing need be recorded."""
         return self.built_in and self.parts == WHOLE
 
     @property
     def needs_building(self) -> bool:
-        """Whether its shapes are known only once it is built."""
+        """Return whether the shapes are known only once the network is built."""
         return self.recorded is None and (not self.built_in or self.parts.lora is not None)
 
     @property
     def keeps_statistics(self) -> bool | None:
-        """Whether it normalises over batches, with statistics that no gradient shows; None where only its code knows."""
+        """Return whether the network has batch statistics, which no gradient reflects; None if only its code knows."""
         if self.recorded is not None:
             return self.recorded.statistics
         return getattr(self.options, "norm", None) == "batch" if self.built_in else None
 
     @property
     def code(self) -> tuple[str, ...]:
-        """The module, or the file, that an import path names."""
+        """Return the module, or the file, that an import path names."""
         return (self.name.rpartition(":")[0],) if ":" in self.name else ()
 
     def section(self) -> dict[str, Any]:
-        """The keys of the section as they were given, and what was recorded."""
+        """Return the given keys of the section, and the recorded facts."""
         given = {"name": self.name, **self.options.model_dump(mode="json", exclude_unset=True), **present_keys(self.parts)}
         return given if self.recorded is None else {**given, "recorded": present_keys(self.recorded)}
 
 
 def network_of(section: Any) -> Network:
-    """The network that a section describes, or that is handed over: a module, or a class or function that makes one.
+    """Return the network that a section describes, or that is passed in: a module, or a class or function that makes one.
 
     Raises:
         ConfigError: unknown name or option, impossible value.
@@ -104,8 +105,8 @@ def network_of(section: Any) -> Network:
         kind: type[BaseModel] = models.options_model(name)
     else:
         kind = OwnOptions
-    known = None if recorded is None else _checked(RecordedModel, recorded, "model.recorded.")
-    return Network(name, _checked(kind, options, "model."), parts, known, source)
+    recorded_facts = None if recorded is None else _checked(RecordedModel, recorded, "model.recorded.")
+    return Network(name, _checked(kind, options, "model."), parts, recorded_facts, source)
 
 
 def _checked(kind: type[T], options: Any, prefix: str) -> T:

@@ -1,4 +1,4 @@
-"""A starter project, and the demonstration."""
+"""Starter projects, and the configuration of the demonstration."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from fedveil.experiment.config import Config, parse
 from fedveil.methods.method_registry import METHODS
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""A folder for each task, and `shared`: the project `starter`, complete but for its data, which its program make_*.py writes."""
+"""Folder of templates: one for each task, and `shared`, the project `starter` except for its data, which make_*.py writes."""
 
 PROJECTS = tuple(sorted(folder.name for folder in TEMPLATES.iterdir() if folder.is_dir() and folder.name != "shared"))
-"""What a new project can be about."""
+"""Tasks for which a starter project exists."""
 
 
 def new_project(name: str, folder: str | Path = ".", task: str = "classification") -> Path:
-    """Write the project `name` into a new directory of that name; all of it, or nothing.
+    """Write the project `name` into a new directory of that name, atomically.
 
     Args:
         name: of the project, its data set and its modules. folder: an existing directory. task: one of `PROJECTS`.
 
     Raises:
-        ConfigError: not a name, a name that is taken, an unknown task, a directory that exists, or a folder that cannot be
-            written.
+        ConfigError: the name is invalid or taken, the task is unknown, the directory exists, or the folder is not writable.
     """
     _check(name)
     if task not in PROJECTS:
@@ -55,7 +54,7 @@ def _check(name: str) -> None:
 
 
 def _write(project: Path, name: str, task: str) -> None:
-    """The shared files and those of the task; a text that both have begins with the shared part."""
+    """Write the shared files and those of the task; a file that both have begins with the shared part."""
     for file, text in (*_texts(TEMPLATES / "shared"), *_texts(TEMPLATES / task)):
         with (project / file.replace("starter", name)).open("a", encoding="utf-8") as out:
             out.write(text.replace("starter", name))
@@ -64,14 +63,14 @@ def _write(project: Path, name: str, task: str) -> None:
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Names and contents of its files."""
+    """Yield names and contents of a folder's files."""
     for file in sorted(folder.iterdir()):
         if file.is_file():
             yield file.name.replace("gitignore", ".gitignore"), file.read_text(encoding="utf-8")
 
 
 def demo_config() -> Config:
-    """360 clients with about 4 of scikit-learn's digits each; DP-FedAvg, client level, aggregate view."""
+    """Return the demonstration: 360 clients with about 4 digits each of scikit-learn; DP-FedAvg, client level, aggregate view."""
     return parse(
         {
             "data": {"name": "digits", "partition": {"kind": "iid", "clients": 360}},

@@ -1,4 +1,4 @@
-"""From the section `model` to the module that is trained, whoever brings it, and to what a run records of it."""
+"""Construction of the module to train from the section `model`, and the facts that a run records about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def layout_of_network(network: Network, input_shape: tuple[int, ...], outputs: int) -> Layout:
-    """The layout of what is trained: as recorded, or from the shapes of a built-in network, else by building the model.
+    """Return the layout of the trained part: as recorded, from a built-in network's shapes, or else by building the model.
 
     Raises:
         ConfigError: as `built`.
@@ -38,7 +38,7 @@ def layout_of_network(network: Network, input_shape: tuple[int, ...], outputs: i
 
 
 def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, seed: int) -> RecordedModel:
-    """What a run records of this model; it is built for that.
+    """Build the model, and return the facts that a run records about it.
 
     Raises:
         ConfigError: as `built`.
@@ -50,13 +50,13 @@ def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, se
 
 @process_state()
 def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """The module, in training mode, with only what is trained requiring a gradient; held against what was recorded.
+    """Return the module in training mode, with gradients only for the trained part, checked against the recorded facts.
 
     Args:
-        input_shape: of one example. outputs: numbers that the task wants for each. seed: of the initial model.
+        input_shape: of one example. outputs: numbers that the task needs for each example. seed: of the initial model.
 
     Raises:
-        ConfigError: it cannot be had, cannot be trained here, or is not the recorded one.
+        ConfigError: the module cannot be obtained or trained here, or differs from the recorded one.
     """
     from torch.nn import Module
 
@@ -85,7 +85,7 @@ def _module(network: Network, input_shape: tuple[int, ...], outputs: int, seed: 
 
 
 def _own(network: Network) -> OwnModel:
-    """What makes this model; importing its code is running it."""
+    """Return the constructor of this model; importing its code runs it."""
     name = network.name
     if network.source is not None:
         return OwnModel(network.source)
@@ -102,15 +102,15 @@ def _own(network: Network) -> OwnModel:
 
 
 def require_known(network: Network) -> None:
-    """Refuse a name that is neither built in nor registered, and no import path.
+    """Refuse a name that is neither built in, registered nor an import path.
 
     Raises:
         ConfigError: with the nearest name.
     """
-    name, known = network.name, [*models.MODELS, *OWN_MODELS]
-    if name not in known and name != HANDED_OVER and not network.code:
-        own = "a model of your own needs its file in run.plugins, or an import path such as 'mypkg.nets:Net' or 'nets.py:Net'"
-        raise unknown("model.name", name, "model", known, own)
+    name, known_names = network.name, [*models.MODELS, *OWN_MODELS]
+    if name not in known_names and name != HANDED_OVER and not network.code:
+        hint = "a model of your own needs its file in run.plugins, or an import path such as 'mypkg.nets:Net' or 'nets.py:Net'"
+        raise unknown("model.name", name, "model", known_names, hint)
 
 
 def _imported(network: Network) -> Any:
@@ -121,11 +121,11 @@ def _imported(network: Network) -> Any:
     if present and module_of(present) not in sys.modules:
         _log.warning("model.name = %r: %s is imported, which runs its code", network.name, present)
     load_plugins(network.code, key="model.name")
-    found: Any = sys.modules[module_of(code)]
+    target: Any = sys.modules[module_of(code)]
     for part in attribute.split("."):
-        if not part or not hasattr(found, part):
-            raise ConfigError(f"model.name = {network.name!r}: {code} has no {attribute!r}{nearest(attribute, vars(found))}")
-        found = getattr(found, part)
-    if not callable(found) or isinstance(found, type(sys)):
+        if not part or not hasattr(target, part):
+            raise ConfigError(f"model.name = {network.name!r}: {code} has no {attribute!r}{nearest(attribute, vars(target))}")
+        target = getattr(target, part)
+    if not callable(target) or isinstance(target, type(sys)):
         raise ConfigError(f"model.name = {network.name!r}: {attribute} is no class and no function that makes an nn.Module")
-    return found
+    return target

@@ -1,6 +1,6 @@
-"""From a configuration to what is public of its run: method, task, population, model layout, and the noise.
+"""The public facts about a run, from its configuration: method, task, population, model layout, and noise.
 
-Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
+This module neither reads data nor imports torch, so a privacy statement takes milliseconds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fedveil.training.local import Client, HasPersonalModel, LocalSpec, Trained
 from fedveil.training.params import Layout
 
 FLOWER_APP = "flower-app"
-"""The name of the data in a run of a Flower app (`CentralDP`): its clients' own, which no program has."""
+"""Name of the data in a run of a Flower app (`CentralDP`): the clients' own, which fedveil cannot read."""
 
 
 def method_of(config: Config) -> Method:
-    """The configured method; this imports the plugins, which may bring it, or the data set.
+    """Return the configured method; this imports the plugins, which may provide it, or the data set.
 
     Raises:
         ConfigError: unknown name or parameter, impossible value, or a plugin that cannot be imported.
@@ -48,7 +48,7 @@ def method_of(config: Config) -> Method:
 
 
 def task_of(config: Config) -> Task:
-    """The configured task; this imports the plugins, which may bring it.
+    """Return the configured task; this imports the plugins, which may provide it.
 
     Raises:
         ConfigError: unknown name or constant, impossible value, or a plugin that cannot be imported.
@@ -58,10 +58,10 @@ def task_of(config: Config) -> Task:
 
 
 def require_handed_over(section: DataSection, data: object = None, partition: object = None) -> None:
-    """Refuse a section whose data or partition a program handed over, unless they are handed over again.
+    """Refuse a section whose data or partition a program passed in, unless they are passed in again.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: they are missing.
     """
     now = {"data": data, "partition": partition}
     missing = [name for name in section.handed_over if now[name] is None]
@@ -81,10 +81,10 @@ def require_handed_over(section: DataSection, data: object = None, partition: ob
 
 @dataclass(frozen=True)
 class Population:
-    """Whose data: what is public about the data set and its clients.
+    """Public facts about the data set and its clients.
 
     Args:
-        data: the data set. clients: N, and records: nominal examples per client; 0 where only the files of the data tell.
+        data: the data set. clients: N, and records: nominal examples per client; 0 if only the data files tell.
     """
 
     data: Info
@@ -93,24 +93,24 @@ class Population:
 
 
 def by_own_clients(section: DataSection, dataset: Dataset) -> DataSection:
-    """Return the section with user-defined data partitioned by the clients that they name, where no partition is configured."""
+    """Return the section with user-defined data partitioned by the clients that they name, if no partition is configured."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"data is a {type(dataset).__name__}: make a data set of it first, with fv.from_frame, fv.from_arrays, "
             f"fv.from_torch or fv.from_huggingface"
         )
-    own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
-    if not own or "partition" in section.model_fields_set:
+    names_clients = dataset.users_train is not None and dataset.info.name not in CATALOGUE
+    if not names_clients or "partition" in section.model_fields_set:
         return section
     return section.model_copy(update={"partition": {"kind": "users"}})
 
 
 def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unknown: bool = True) -> Population:
-    """The population of a configuration, from the catalogue, or from what it says of its own files, alone.
+    """Return the population of a configuration, from the catalogue or from the description of its own files alone.
 
     Args:
-        dataset: the data that a program will hand over, of which the sizes are used.
-        refuse_unknown: refuse what only the data tell, where noise depends on it; else the most it can be stands for it.
+        dataset: the data that a program will pass in; their sizes are used.
+        refuse_unknown: refuse numbers that only the data determine, if noise depends on them; else use their upper bound.
 
     Raises:
         ConfigError: as `method_of` and `require_handed_over`, or with `refuse_unknown`.
@@ -145,17 +145,17 @@ def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unkn
 
 
 def sized_by_labels(options: BaseModel) -> bool:
-    """Whether only the labels of the data tell how many examples a client has."""
+    """Return whether only the labels of the data determine how many examples a client has."""
     return isinstance(options, Ladp1) and options.examples_per_client is None
 
 
 def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pooled: bool) -> int:
-    """How many examples a client trains on, on average, at least 1: of some of the natural users that of all of them.
+    """Return the average number of training examples per client, at least 1; for some of the users, that of all.
 
-    0 where a size of the data set, or the number of its users, is not known before it is loaded.
+    0 if a size of the data set, or its number of users, is not known before it is loaded.
 
     Args:
-        pooled: whether natural users have examples in both splits, which are then split anew.
+        pooled: whether natural users have examples in both splits, which are then split again.
     """
     each: float | None = getattr(options, "examples_per_client", None)
     if each is None:
@@ -169,10 +169,10 @@ def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pool
 
 
 def setting_of(config: Config, population: Population | None = None) -> Setting:
-    """The public setting of a configuration; noise is not calibrated yet.
+    """Return the public setting of a configuration, with the noise not yet calibrated.
 
     Args:
-        population: when the data are not the catalogue's.
+        population: if the data are not the catalogue's.
     """
     population, task = population or population_of(config), task_of(config)
     task.check(population.data)
@@ -235,7 +235,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
 
 
 def local_spec(config: Config) -> LocalSpec:
-    """What a client does in a round."""
+    """Return the specification of local training."""
     t, precision = config.training, config.run.precision
     if t.local == "dp-sgd" and precision == "bf16":
         raise ConfigError("DP-SGD clips and noises in float32: leave run.precision at float32 with training.local = 'dp-sgd'")
@@ -255,10 +255,10 @@ def local_spec(config: Config) -> LocalSpec:
 
 
 def configured_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
-    """Return method and setting before the noise is calibrated, with an engine and a view that fit them.
+    """Return method and setting before the noise is calibrated, checked against engine and view.
 
     Raises:
-        ConfigError: what stands in the way of a run, and the key to change.
+        ConfigError: why no run is possible, and the key to change.
     """
     check_engine(config.run.engine, config.training.client_timeout)
     method, s = method_of(config), setting_of(config, population)
@@ -271,7 +271,7 @@ def configured_setting(config: Config, population: Population | None = None) -> 
 
 
 def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
-    """Method and setting with the noise known, once nothing in the configuration alone stands in the way of a run.
+    """Return method and setting with the noise calibrated, after all checks of the configuration alone.
 
     Raises:
         ConfigError: as `configured_setting`.
@@ -281,10 +281,10 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
 
 
 def calibrated(config: Config, method: Method, configured: Setting) -> tuple[Setting, Client]:
-    """Return the setting with the noise known, and local training.
+    """Return the setting with the noise calibrated, and local training.
 
     Raises:
-        ConfigError: no noise reaches the target, or the method has no meaning for an option of training.
+        ConfigError: no noise reaches the target, or the method does not support an option of training.
     """
     s = method.calibrate(configured)
     if s.server.relative_to_clip and (s.example_clip is not None or method.clip_norm(s) is None):
@@ -296,43 +296,43 @@ def calibrated(config: Config, method: Method, configured: Setting) -> tuple[Set
 
 
 def objective_of(config: Config, method: Method, s: Setting) -> Client:
-    """The method's local training, with `training.measure_trained` around it where that is asked for.
+    """Return the method's local training, wrapped by `training.measure_trained` if requested.
 
     Raises:
-        ConfigError: it cannot be measured so.
+        ConfigError: it cannot be measured that way.
     """
-    own = method.client(s)
+    client = method.client(s)
     if not config.training.measure_trained:
-        return own
-    if isinstance(own, HasPersonalModel):
+        return client
+    if isinstance(client, HasPersonalModel):
         raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
     if not (config.data.client_test_fraction or config.training.personal_on_test_set):
         raise ConfigError(
             "training.measure_trained needs tests: set data.client_test_fraction, such as 0.2, or training.personal_on_test_set"
         )
-    return Trained(own)
+    return Trained(client)
 
 
 def layout_of(config: Config, data: Info) -> Layout:
-    """The layout of what is trained of the configured model; a built-in one is not built for it."""
+    """Return the layout of the trained part of the configured model; a built-in model is not built for it."""
     method_of(config)  # its plugins may bring the model
     return layout_of_network(config.model, data.input_shape, task_of(config).outputs(data))
 
 
 def described(config: Config, data: Info) -> Config:
-    """The configuration with what a run records of its model; the model is built for that, unless it is built in and plain."""
+    """Return the configuration with the recorded facts about its model; the model is built for that unless it is plain."""
     network = config.model
     if network.plain or network.recorded is not None:
         return config
     method_of(config)  # its plugins may bring the model
-    found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config.run.seed))
-    return config.model_copy(update={"model": replace(network, recorded=found)})
+    facts = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config.run.seed))
+    return config.model_copy(update={"model": replace(network, recorded=facts)})
 
 
 def _divided_by(config: Config) -> str:
-    """What divides the records by their classes, or in a way that is not known."""
+    """Return the key that divides the records by their classes, or in an unknown way."""
     kind = config.data.partition.get("kind", "iid")
-    if kind == "users":  # see `split_within_users`; own files have a split of their own
+    if kind == "users":  # see `split_within_users`; user-defined files have another split
         return "" if config.data.source is not None else "data.user_test_fraction"
     return "" if kind == "iid" else f"data.partition.kind = '{kind}'"
 

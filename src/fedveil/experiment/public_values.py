@@ -1,4 +1,4 @@
-"""What a configuration takes for public without being able to check it, as assumptions of its statement."""
+"""Values that a configuration assumes to be public without a check, as assumptions of its statement."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
-    """Values that are sent or used as they are, though something that is not in the configuration made them."""
-    network, found = config.model, []
+    """Return assumptions for values that are sent or used as they are, although they do not follow from the configuration."""
+    network, assumptions = config.model, []
     why = "they are known to everybody as they are: no clip or noise is applied to them"
     if network.parts.weights is not None:
         digest = network.recorded.weights if network.recorded is not None else ""
         file = f"the values in model.weights{f' (SHA-256 {digest})' if digest else ''}"
-        found.append(Assumption(f"{file} are public and were not trained on the clients' data", why))
+        assumptions.append(Assumption(f"{file} are public and were not trained on the clients' data", why))
     if not network.built_in:
         initial = network.recorded.initial if network.recorded is not None else ""
         whose = "handed over" if network.name == HANDED_OVER else f"made by {network.name.rpartition('/')[2]}"
-        found.append(
+        assumptions.append(
             Assumption(
                 f"the initial and frozen parameters of the model {whose} are public and were not trained on the clients' data"
                 f"{f' (SHA-256 of the initial ones: {initial})' if initial else ''}",
@@ -39,11 +39,11 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
             )
         )
     custom = is_own(method_of(config)) or task_of(config).own
-    own = custom or not network.built_in or data.features_of or config.data.code
-    if own and config.data.name != FLOWER_APP:
-        found.append(_own_code(config, data=bool(data.features_of or config.data.code)))
+    user_defined = custom or not network.built_in or data.features_of or config.data.code
+    if user_defined and config.data.name != FLOWER_APP:
+        assumptions.append(_own_code(config, data=bool(data.features_of or config.data.code)))
     if data.counted:
-        found.append(
+        assumptions.append(
             Assumption(
                 f"the {' and the '.join(data.counted)} ({data.classes}) is public, though it was counted in the data",
                 "nothing was charged for the count, and a class that one client alone has shows in it; classes= says it instead",
@@ -51,18 +51,18 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     kind = config.data.partition.get("kind", "iid")
     if data.users and kind != "users" and config.privacy.unit is Unit.CLIENT:
-        found.append(_people(data.users, kind))
+        assumptions.append(_people(data.users, kind))
     if data.features_of:
-        found.append(_network(data.features_of))
+        assumptions.append(_network(data.features_of))
     if config.data.name == FLOWER_APP:
-        found += _FLOWER
+        assumptions += _FLOWER
     if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
-        found.append(_APART)
-    return (*found, *_features(config))
+        assumptions.append(_APART)
+    return (*assumptions, *_features(config))
 
 
 def beside_the_releases(config: Config) -> tuple[str, ...]:
-    """Warnings of what leaves the clients beside the releases, as the configuration says it, and no number covers."""
+    """Return warnings about information that clients send in addition to releases, and that no epsilon covers."""
     if config.data.name == FLOWER_APP and config.data.partition.get("evaluate"):
         return (
             "clients evaluate, and what they answer (metrics) leaves without clip or noise: no epsilon of this statement covers "
@@ -85,14 +85,14 @@ _FLOWER = (
         "a run in which no reply has had them ends, which everybody sees",
     ),
 )
-"""What a run of a Flower app takes on trust of the app."""
+"""Assumptions that a run of a Flower app makes about the app."""
 
 
 def _own_code(config: Config, *, data: bool) -> Assumption:
-    """Return the one assumption about all user-defined code, whatever parts it makes.
+    """Return the one assumption about all user-defined code, whichever parts it provides.
 
     Args:
-        data: whether it reads, transforms or describes examples, too.
+        data: whether it also reads, transforms or describes examples.
     """
     default = "process" if sys.platform.startswith("linux") and config.run.engine not in TOGETHER else "copy"
     isolation, records = config.run.isolation or default, config.training.local == "dp-sgd"
@@ -127,7 +127,7 @@ _APART = Assumption(
 
 
 def _people(users: int, kind: str) -> Assumption:
-    """Who a client is, where the data say whose each record is and the clients are made otherwise."""
+    """Return the assumption about who a client is, if the data name owners and the clients are made otherwise."""
     return Assumption(
         f"whom the guarantee protects is a client that data.partition.kind = '{kind}' made, and none of the {users} clients whom "
         f"the data name",
@@ -137,7 +137,7 @@ def _people(users: int, kind: str) -> Assumption:
 
 
 def _network(name: str) -> Assumption:
-    """That a network which made the features is public."""
+    """Return the assumption that a network which made the features is public."""
     return Assumption(
         f"the network that made the features ({name}) is public and was not trained on the clients' data",
         "features are computed by it before training, at no cost",
@@ -145,7 +145,7 @@ def _network(name: str) -> Assumption:
 
 
 def _features(config: Config) -> list[Assumption]:
-    """What stands in the place of the examples, and by which data it was fitted."""
+    """Return the assumptions about features that replace the examples, and about the data that fitted them."""
     if config.data.features is None:
         return []
     names = [name for name in config.public.data if name != SHAPES]
@@ -154,7 +154,7 @@ def _features(config: Config) -> list[Assumption]:
         if SHAPES in config.public.data
         else ""
     )
-    found = [
+    assumptions = [
         Assumption(
             f"the features (data.features = {config.data.features!r}) are made of each example by itself, by a public function "
             f"that was not fitted to the clients' data{drawn}",
@@ -162,12 +162,12 @@ def _features(config: Config) -> list[Assumption]:
         )
     ]
     if config.data.features in NETWORKS:
-        found.append(_network(NETWORKS[config.data.features]))
+        assumptions.append(_network(NETWORKS[config.data.features]))
     if names:
-        found.append(
+        assumptions.append(
             Assumption(
                 f"public.data = {', '.join(names)}: public, chosen and made without the clients' data; nobody in it is protected",
                 f"the features are whitened by its mean and covariance ({config.public.components} components), at no cost",
             )
         )
-    return found
+    return assumptions

@@ -1,4 +1,4 @@
-"""A copy of a run that may be shown: what was released and what is public, and nothing that is computed from private data."""
+"""Publishable copies of runs: releases and public facts, and nothing computed from private data."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ PUBLIC = (
     *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
-"""The files that are copied as they are; the ledger and the audits are copied without what is private of them."""
+"""Files that are copied unchanged; ledger and audits are copied without their private parts."""
 
 
 def publish(run: str | Path, out: str | Path) -> Path:
-    """Copy what may be shown of the finished run in `run` to the new folder `out`, and return it.
+    """Copy the publishable parts of the finished run in `run` to the new folder `out`, and return it.
 
-    The ledger goes without times and numbers of participants, and audits by canaries, which were trained on the data, stay.
+    The ledger is copied without times and numbers of participants, and audits by canaries, which were trained on the data, are
+    omitted.
 
     Raises:
-        ConfigError: no finished run of this version, one that is contradicted, or a folder that exists or cannot be written.
-        LedgerError: a damaged ledger.
+        ConfigError: the run is unfinished, of another version or contradicted, or the folder exists or is not writable.
+        LedgerError: the ledger is damaged.
     """
     source = Path(run)
     with _draft(source, Path(out)) as draft:
@@ -43,14 +44,14 @@ def publish(run: str | Path, out: str | Path) -> Path:
 
 
 def copy_public(run: Path, out: Path) -> None:
-    """Copy a run that the caller has just made, as `publish` does, without verifying it: a verdict depends on private files."""
+    """Copy a run that the caller has just made, without verifying it, since the result of a check depends on private files."""
     with _draft(run, out):
         pass
 
 
 @contextmanager
 def _draft(source: Path, target: Path) -> Iterator[Path]:
-    """Copy what is public of a run to a folder that takes its place at the end of the block."""
+    """Copy the public parts of a run to a temporary folder, which is renamed to the target at the end of the block."""
     absent = [name for name in ("config.toml", "summary.json", LEDGER, CARD) if not (source / name).is_file()]
     if absent:
         raise ConfigError(
@@ -78,16 +79,16 @@ def _draft(source: Path, target: Path) -> Iterator[Path]:
 
 def _summary(source: Path) -> dict[str, Any]:
     try:
-        found = json.loads((source / "summary.json").read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, RecursionError):  # verification, which comes next, says what is wrong with it
+        summary = json.loads((source / "summary.json").read_text(encoding="utf-8"))
+        return summary if isinstance(summary, dict) else {}
+    except (OSError, ValueError, RecursionError):  # the verification that follows reports the problem
         return {}
 
 
 def _refuse_contradicted(source: Path, folder: Path) -> bool:
-    """Refuse a run whose numbers contradict each other, as it lies in `folder`; returns whether all of it was read there.
+    """Refuse to publish a run that fails verification in `folder`; return whether all of it could be read there.
 
-    The copy has the same rows, and fewer files: it is read only where the run itself cannot be, for a link that lies in it.
+    The copy has the same rows, and fewer files: it is verified only if the run itself cannot be, because it contains a link.
     """
     findings = verification(folder).findings
     wrong = [f"{finding.subject}: {finding.text}" for finding in findings if finding.kind == "contradicted"]
@@ -107,7 +108,7 @@ def _copy(source: Path, draft: Path) -> None:
 
 
 def _bounds(path: Path) -> list[Any]:
-    """Audits that are bounds on the mechanism, whatever the data; the estimates come from runs on the data."""
+    """Return the audits that are bounds on the mechanism for any data; the estimates come from runs on the data."""
     try:
         return [audit for audit in json.loads(path.read_text(encoding="utf-8")) if audit["rigorous"]]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A run's statement made again by the installed code from its configuration and data card, and compared number by number."""
+"""Recomputation of a run's statement from its configuration and data card, compared number by number."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fedveil.verify.ledger_file import read_json
 
 SUBJECT = "statement made again"
 TOLERANCE = 1e-9
-"""Relative agreement of numbers that the same versions computed."""
+"""Relative tolerance for numbers that the same versions computed."""
 _DECIDES = ("numpy", "scipy")
 _SHOWN = 6
 _PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, MemoryError)
 
 
 def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
-    """Make the statement of a run directory again and compare it with `statement.json` and `statement.md`.
+    """Recompute the statement of a run directory and compare it with `statement.json` and `statement.md`.
 
     Args:
         trust_plugins: run the plugins that the configuration names, at their recorded digests.
@@ -43,8 +43,8 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         config = load_config(run / "config.toml", trust_plugins=trust_plugins)
         card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
         versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
-        here = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
-        others = [f"{name} {versions.get(name)}, here {own}" for name, own in here.items() if versions.get(name) != own]
+        installed = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
+        others = [f"{name} {versions.get(name)}, here {own}" for name, own in installed.items() if versions.get(name) != own]
         columns, malformed = _declared(run / "columns.json")
         if wrong := [*malformed, *_of_card(config, card)]:
             return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
@@ -65,26 +65,26 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
 
 
 def _declared(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The columns that the run declares, and what keeps its file from being a list of them."""
+    """Return the columns that the run declares, and the errors in their file."""
     try:
-        found = read_json(file.read_text(encoding="utf-8")) if file.is_file() else []
+        columns = read_json(file.read_text(encoding="utf-8")) if file.is_file() else []
     except (ValueError, RecursionError) as problem:
         return [], [f"{file.name}: {problem}"]
-    if isinstance(found, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in found):
-        return found, []
+    if isinstance(columns, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in columns):
+        return columns, []
     return [], [f"{file.name}: expected a list of columns with their names, found something else"]
 
 
 def _relabelled(columns: list[dict[str, Any]], config: Config) -> Iterator[str]:
-    """Yield the built-in columns that the run declares with other words."""
-    known = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
+    """Yield the built-in columns that the run declares with other texts."""
+    built_in = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
     for entry in columns:
-        if (column := known.get(entry["name"])) is not None:
+        if (column := built_in.get(entry["name"])) is not None:
             yield from differences(entry, asdict(column), f"columns.json: {column.name}")
 
 
 def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:
-    """What differs between two JSON values, each with its place: numbers by more than the tolerance, all else at all."""
+    """Yield the differences of two JSON values, each with its place; numbers may differ within the tolerance."""
     if isinstance(stated, Mapping) and isinstance(again, Mapping):
         for key in dict.fromkeys([*again, *stated]):
             place = f"{where}.{key}" if where else key
@@ -112,12 +112,12 @@ def _short(value: Any) -> str:
 
 
 def _statement(config: Config, card: Mapping[str, Any]) -> Any:
-    """As `run` makes it, with the population of the card."""
+    """Return the statement as `run` makes it, for the population of the card."""
     return certified(config, Population(_info(card), int(card["clients"]), int(card["nominal_examples_per_client"])))
 
 
 def _info(card: Mapping[str, Any]) -> Info:
-    """What a card says of its data set, as far as a statement needs it."""
+    """Return the facts about the data set in a card, as far as a statement needs them."""
     sizes = int(card["train_examples"]), int(card["test_examples"]), int(card.get("named_clients", 0))
     norm = card["normalisation"]
     shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
@@ -130,44 +130,44 @@ def _info(card: Mapping[str, Any]) -> Info:
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
-    """Where the card contradicts itself, the catalogue and the configuration, which made what no program handed over."""
+    """Yield contradictions of the card with itself, the catalogue, and the configuration, unless a program passed in the data."""
     clients, nominal, users = card["clients"], card["nominal_examples_per_client"], card.get("named_clients", 0)
-    by_users = config.data.partition.get("kind") == "users"  # who may have examples in both parts of the data set
+    by_users = config.data.partition.get("kind") == "users"  # users may have examples in both parts of the data set
     each = (card["train_examples"] + card["test_examples"] * by_users) // max(clients, 1) + 1
     if nominal > each:
         yield f"data.json: nominal_examples_per_client: expected at most {each}, found {nominal}"
     by_program = config.data.handed_over
     if "data" in by_program:
         return
-    if by_program:  # the partition: so many clients is all that is known of it
+    if by_program:  # the partition: only the number of clients is known
         changes = {"partition": {"kind": "iid", "clients": clients}, "handed_over": ()}
         config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
-    known = population_of(config, refuse_unknown=False)
-    if known.clients and known.clients != clients:
-        yield f"data.json: clients: expected {known.clients}, found {clients}"
-    least, most = _nominal(config, known, by_program=bool(by_program))
+    planned = population_of(config, refuse_unknown=False)
+    if planned.clients and planned.clients != clients:
+        yield f"data.json: clients: expected {planned.clients}, found {clients}"
+    least, most = _nominal(config, planned, by_program=bool(by_program))
     if not least <= nominal <= most:
         expected = f"{least} to {most}" if least < most else least
         yield f"data.json: nominal_examples_per_client: expected {expected}, found {nominal}"
-    if users != known.data.users:
-        yield f"data.json: named_clients: expected {known.data.users}, found {users}"
-    if (features := card["examples"].get("features_of", "")) != known.data.features_of:
-        yield f"data.json: features_of: expected {known.data.features_of!r}, found {features!r}"
-    if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
-        yield f"data.json: expected examples of {known.data.name}, found others"
+    if users != planned.data.users:
+        yield f"data.json: named_clients: expected {planned.data.users}, found {users}"
+    if (features := card["examples"].get("features_of", "")) != planned.data.features_of:
+        yield f"data.json: features_of: expected {planned.data.features_of!r}, found {features!r}"
+    if planned.data.classes != card["labels"]["classes"] or list(planned.data.input_shape) != card["examples"]["shape"]:
+        yield f"data.json: expected examples of {planned.data.name}, found others"
 
 
-def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[float, float]:
-    """The least and the most that the nominal examples of a client can be."""
+def _nominal(config: Config, expected: Population, *, by_program: bool) -> tuple[float, float]:
+    """Return the bounds of the nominal number of examples per client."""
     data, options = config.data, checked_options(config.data.partition)
     natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
     if given and not by_program:
-        return known.records, known.records
-    if not known.records:  # it depends on how the files were prepared
+        return expected.records, expected.records
+    if not expected.records:  # depends on how the files were prepared
         return 0, math.inf
-    if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
-        together = known.data.train_size + known.data.test_size * natural
-        return 1, together // max(known.clients, 1) + 1
-    rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of dealing out
-    kept = known.data.classes if natural and known.data.test_size else 0  # as `split_within_users` rounds each label
-    return known.records - rounding, known.records + rounding + kept
+    if by_program or sized_by_labels(options) or (natural and expected.clients < expected.data.users):
+        together = expected.data.train_size + expected.data.test_size * natural
+        return 1, together // max(expected.clients, 1) + 1
+    rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of the division
+    label_rounding = expected.data.classes if natural and expected.data.test_size else 0  # `split_within_users` rounds each label
+    return expected.records - rounding, expected.records + rounding + label_rounding

@@ -1,4 +1,4 @@
-"""What a run directory holds, read for a report or a plot; a file that is absent is an empty table, a damaged one an error."""
+"""The contents of a run directory, for a report or a plot; a missing file is an empty table, a damaged one an error."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class RunData:
 
     Args:
         config, config_text: the resolved configuration, and its file.
-        history, layers, clients, participants, failures: tables, rows in order, with the private figures where the directory
-            has them. declared: their columns.
-        statement: None where the directory has none. partition: who holds how much of what, or None.
+        history, layers, clients, participants, failures: tables, rows in order, with the private figures if the directory has
+            them. declared: their columns.
+        statement: None if the directory has none. partition: label counts of the clients, or None.
     """
 
     path: Path
@@ -49,25 +49,25 @@ class RunData:
 
     @property
     def columns(self) -> list[str]:
-        """The history's columns that hold a number in at least one round."""
+        """Return the history's columns that hold a number in at least one round."""
         names = dict.fromkeys(k for row in self.history for k in row if self.declared[k].kind == "number")
         return [k for k in names if self.points(k)]
 
     def points(self, column: str) -> list[tuple[int, float]]:
-        """(round from 1, value) of a column of the history, where it has one."""
+        """Return (round from 1, value) of a column of the history, where it has a value."""
         return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
 
     @property
     def trivial(self) -> Trivial | None:
-        """The score of an answer that is the same for all, where the run recorded one."""
-        found = self.summary.get("trivial")
-        if not isinstance(found, dict) or not isinstance(found.get("score"), int | float):
+        """Return the score of a constant answer, if the run recorded one."""
+        recorded = self.summary.get("trivial")
+        if not isinstance(recorded, dict) or not isinstance(recorded.get("score"), int | float):
             return None
-        return Trivial(float(found["score"]), str(found.get("answer", "")))
+        return Trivial(float(recorded["score"]), str(recorded.get("answer", "")))
 
     @property
     def handed_over(self) -> bool:
-        """Whether a program handed over data, partition or model, so that the configuration alone does not make them again."""
+        """Return whether a program passed in data, partition or model, so that the configuration alone cannot recreate them."""
         model = self.config.get("model", {}).get("name") == HANDED_OVER
         before = (self.partition or {}).get("given")  # as version 0.1 recorded it
         return bool(self.config.get("data", {}).get("handed_over") or before or model)
@@ -79,16 +79,16 @@ class RunData:
 
 
 def read_run(path: str | Path) -> RunData:
-    """Everything that a report needs of one run directory.
+    """Read everything that a report needs of one run directory.
 
     Raises:
-        ConfigError: not a run directory, no round was finished, or a file in it cannot be read.
+        ConfigError: not a run directory, no finished round, or an unreadable file.
     """
     folder = Path(path)
     if (folder / "grid.json").is_file():
         pages = [str(folder / name) for name in ("compare.html", "runs.html") if (folder / name).is_file()]
-        shown = f"its pages are {' and '.join(pages)}; its" if pages else "its"
-        raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
+        where = f"its pages are {' and '.join(pages)}; its" if pages else "its"
+        raise ConfigError(f"{folder} is not one run but a grid of them: {where} run directories lie under {folder / 'cells'}")
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
     text = _read(folder / "config.toml", str, "")
@@ -118,32 +118,32 @@ def read_run(path: str | Path) -> RunData:
 
 
 def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__} and no object")
-    return found
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
+        raise ValueError(f"it holds a {type(fields).__name__} and no object")
+    return fields
 
 
 def _partition(text: str) -> dict[str, Any]:
-    """Counts of labels, a row for each client that is listed; version 0.1 has none of data handed over."""
-    found = _object(text)
-    counts = found.get("counts") or []
+    """Return the label counts, a row for each listed client; version 0.1 has none for data that were passed in."""
+    fields = _object(text)
+    counts = fields.get("counts") or []
     rows = isinstance(counts, list) and all(isinstance(row, list) and len(row) == len(counts[0]) for row in counts)
     if not rows or not all(isinstance(n, int) for row in counts for n in row):
         raise ValueError("its counts are no table of whole numbers")
-    if counts and not ({"listed", "kind", "sha256", "clients"} <= found.keys() and len(found["listed"]) == len(counts)):
+    if counts and not ({"listed", "kind", "sha256", "clients"} <= fields.keys() and len(fields["listed"]) == len(counts)):
         raise ValueError("what its counts are of is missing")
-    return {**found, "counts": counts}
+    return {**fields, "counts": counts}
 
 
 def experiment_of(run: RunData) -> dict[str, Any]:
-    """The configuration as `section.key: value`, without what may differ between runs of one experiment: what the seed makes."""
+    """Return the configuration as `section.key: value`, without keys that differ between seeds of one experiment."""
     seeded = ("run.seed", "model.recorded.frozen")
     return {key: value for key, value in flat(without_free_keys(run.config)).items() if key not in seeded}
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
-    """Runs that differ only in their seed, grouped; groups in the order of their first run."""
+    """Return runs that differ only in their seed as groups, in the order of their first run."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         groups.setdefault(json.dumps(experiment_of(run), sort_keys=True, default=str), []).append(run)
@@ -151,7 +151,7 @@ def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
 
 
 def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
-    """A short name for each group: the method, the data where these differ, and the fewest settings that tell namesakes apart."""
+    """Return a short name for each group: the method, the data if they differ, and the fewest settings that distinguish them."""
     each = [experiment_of(group[0]) for group in groups]
     names, data = ([str(one.get(key, "run")) for one in each] for key in ("method.name", "data.name"))
     if len(set(data)) > 1:
@@ -169,7 +169,7 @@ def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
 
 
 def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
-    """The names with a setting added to those that are not unique, where it differs among the namesakes."""
+    """Return the names with a setting added to those that are not unique, if it differs among them."""
     added = []
     for name, one in zip(names, each, strict=True):
         values = [json.dumps(other.get(key), default=str) for n, other in zip(names, each, strict=True) if n == name]
@@ -204,7 +204,7 @@ def _headers(table: Path) -> list[str]:
 
 
 def _table(folder: Path, name: str, columns: Columns) -> list[Row]:
-    """With what is private of it; version 0.1 had all of it at the top."""
+    """Return a table with its private part; version 0.1 had all of it at the top."""
     public, private = (
         _read(part / name, lambda text: parse_table(name, text, columns), list[Row]()) for part in (folder, folder / PRIVATE)
     )

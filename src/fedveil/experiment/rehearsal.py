@@ -1,9 +1,9 @@
-"""The rehearsal: before anything is released, a run is tried once on public examples, in a child process.
+"""The rehearsal: before any release, a run is tried once on public examples, in a child process.
 
-What a network, a task or a method of the user's own cannot do is known then, and has cost nothing. Made-up clients, whose
-examples are of the test set, go through a round: the forward pass, the loss, the gradient (of single examples where these are
-used), a last batch of one example, what leaves, the server's step, all scores, and what a checkpoint would hold. It is the code
-of a round itself that runs, with a ledger that charges nobody.
+Problems of a user-defined network, task or method are thereby detected at no cost. Made-up clients with examples of the test set
+go through a round: the forward pass, the loss, the gradient (of single examples if these are used), a last batch of one example,
+the release, the server's step, all scores, and the content of a checkpoint. The code is that of a real round, with a ledger that
+charges nobody.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 
 _WHAT = "the rehearsal on examples of the test set, before anything is released,"
 _BATCH = 4
-"""Examples of a rehearsed batch."""
+"""Largest number of examples in a rehearsed batch."""
 _USUAL_NORM = Training.model_fields["max_update_norm"].default
 
 _log = logging.getLogger(__name__)
 
 
 def rehearsed(experiment: Experiment, prepared: Prepared, *, whole: bool = True) -> tuple[FlatModel, LocalSpec]:
-    """The configured network and what clients do in a round, once a rehearsal has shown that the run can be done with it.
+    """Return the configured network and the specification of local training, after a rehearsal has succeeded.
 
     Args:
-        whole: rehearse a round as well. Left out, as at a client whose server has done it, the network and the task alone are
+        whole: also rehearse a round. Without it, as at a client whose server has done that, only the network and the task are
             tried, and at record level the gradients of single examples.
 
     Raises:
@@ -71,14 +71,14 @@ def rehearsed(experiment: Experiment, prepared: Prepared, *, whole: bool = True)
     """
     model = experiment.template()
     tried = model if can_fork() else experiment.template()
-    found = in_child(partial(_rehearse, experiment, prepared, tried, whole), _WHAT)
-    for remark in found["remarks"]:
+    result = in_child(partial(_rehearse, experiment, prepared, tried, whole), _WHAT)
+    for remark in result["remarks"]:
         _log.warning("%s", remark)
-    return model, replace(experiment.setting.local, pairs=found["pairs"], loop=found["loop"])
+    return model, replace(experiment.setting.local, pairs=result["pairs"], loop=result["loop"])
 
 
 def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> dict[str, Any]:
-    """What the network needs of local training, and what its owner should know of a run that can be done."""
+    """Return the network's needs for local training, and remarks for its owner."""
     setting, (x, y) = experiment.setting, shown(prepared)
     task = setting.task
     stage("in the forward pass and the loss")
@@ -97,7 +97,7 @@ def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whol
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
-    ours = not (model.is_custom or task.own or is_own(experiment.method))  # its rounds, scores and states are known to work
+    ours = not (model.is_custom or task.own or is_own(experiment.method))  # built-in code, whose rounds are tested
     ours = ours and experiment.max_update_norm == _USUAL_NORM
     if whole and not ours:
         remarks += _rehearse_round(experiment, prepared, (model, local), stage)
@@ -130,7 +130,7 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[F
         progress.history.append(answered(job, progress, gathered(outcomes), plan, released))
     stage("in the scores")
     progress.privates = {o.client: o.private for o in outcomes if o.private}
-    progress.model, progress.average = first, {}  # one step on made-up batches, with noise, may lead anywhere
+    progress.model, progress.average = first, {}  # one noisy step on made-up batches may lead anywhere
     progress.history.append(evaluate(job, progress))
     release_score(job, progress)
     stage("in saving what a checkpoint holds")
@@ -141,9 +141,9 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[F
 
 
 def _made_up(experiment: Experiment, prepared: Prepared, network: tuple[FlatModel, LocalSpec]) -> Federation:
-    """The run with made-up clients, who have examples of the test set, and with a door that charges nobody.
+    """Return the run with made-up clients, who have examples of the test set, and with a door that charges nobody.
 
-    The first client has full batches alone, the second a last batch of one example, the last one a single example; a run of fewer
+    The first client has only full batches, the second a last batch of one example, the last a single example; a run of fewer
     clients has fewer.
     """
     setting, (x, y) = experiment.setting, shown(prepared)
@@ -179,7 +179,7 @@ def _clients(x: Tensor, y: Tensor, sizes: list[int]) -> Clients:
 
 
 def _one_step(source: GradientSource) -> GradientSource:
-    """Under DP-SGD, one step with all of the few examples in the place of all steps."""
+    """Replace all steps of DP-SGD by a single step with all of the few examples."""
     if not isinstance(source, PerExampleGradient):
         return source
     return replace(source, plan=replace(source.plan, steps=1, rate=1.0, expected=2.0))
@@ -187,7 +187,7 @@ def _one_step(source: GradientSource) -> GradientSource:
 
 @contextmanager
 def _last_batch_of_one(sizes: list[int], model: FlatModel) -> Iterator[None]:
-    """Say it where a batch is one example, which any client's last one may be."""
+    """Raise an explained error if training fails on a batch of one example, which any client's last one may be."""
     try:
         yield
     except Exception as error:
@@ -208,7 +208,7 @@ def _alone(model: FlatModel) -> str:
 
 
 def _of_single(context: Context, task: ClientTask) -> list[str]:
-    """What is said of a client with one example, where one alone is not learned from and there are no running statistics."""
+    """Return a remark if a client with a single example cannot be trained on, and there are no running statistics."""
     try:
         problem = client_round(context, task).error
     except Exception as error:

@@ -1,4 +1,4 @@
-"""From a configuration to the experiment that it describes: nothing after this asks the configuration again."""
+"""Resolution of a configuration into an experiment; later code does not use the configuration again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def resolve(config: Config, population: Population | None = None) -> Experiment:
     """Return the experiment that a configuration describes.
 
     Args:
-        population: of data that are loaded; left out, that of the catalogue, or what the configuration says of its own files.
+        population: of loaded data; by default that of the catalogue, or of the configuration's description of its own files.
 
     Raises:
-        ConfigError: what stands in the way of a run, and the key to change.
+        ConfigError: why no run is possible, and the key to change.
     """
     population = population or population_of(config)
     config = described(config, population.data) if config.model.needs_building else config
@@ -77,7 +77,7 @@ def opened(config: Config, data: Dataset | None = None, partition: Partition | N
 
 
 def data_spec(config: Config) -> DataSpec:
-    """Return how the data of a configuration are read; this imports the plugins, which may bring them.
+    """Return how the data of a configuration are read; this imports the plugins, which may provide them.
 
     Raises:
         ConfigError: as `method_of` and `task_of`.
@@ -87,20 +87,20 @@ def data_spec(config: Config) -> DataSpec:
 
 
 def resolve_here(config: Config, population: Population, resumed: Path | None = None) -> Experiment:
-    """Return the experiment as this machine trains it: on its GPU if there is one, with the isolation that it allows.
+    """Return the experiment for this machine: on its GPU if it has one, with the isolation that it supports.
 
     Args:
-        resumed: directory of the interrupted run that is continued, whose isolation and assumptions it keeps.
+        resumed: directory of the interrupted run to continue, whose isolation and assumptions are preserved.
 
     Raises:
-        ConfigError: as `resolve`; an engine or isolation that this machine does not have; not the interrupted run.
+        ConfigError: as `resolve`; this machine lacks the engine or isolation; or the interrupted run is another one.
     """
     begun = None if resumed is None else resumable(resumed)
     begun_on = None if begun is None else begun.run.engine
     if config.run.engine == "auto" and begun_on == "stacked":
         config = with_run(config, engine="stacked")
     if config.run.engine == "auto" and begun_on in (None, *TOGETHER) and place("auto", config.training.client_timeout) == GPU:
-        config = with_run(config, engine="cuda")  # the statement says what that assumes
+        config = with_run(config, engine="cuda")  # the statement names the assumptions of this engine
     config = described(config, population.data)
     if begun is not None and resumed is not None:
         same_run(begun, config, resumed)
@@ -110,7 +110,7 @@ def resolve_here(config: Config, population: Population, resumed: Path | None = 
     experiment = resolve(config, population)
     if begun_on not in TOGETHER:
         return experiment
-    return replace(experiment, public=public_values(with_run(config, engine=begun_on), population.data))  # its rounds rest on it
+    return replace(experiment, public=public_values(with_run(config, engine=begun_on), population.data))  # as earlier rounds do
 
 
 def has_user_defined_parts(config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a run, as a line of text, and as a notebook shows it."""
+"""The result of a run, with its representations as text and in a notebook."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WIDTH, _HEIGHT = 320, 80
 
 @dataclass(frozen=True)
 class Trivial:
-    """The main metric of an answer that needs no training, on the same test set, and that answer in words."""
+    """Main metric of an answer that needs no training, on the same test set, and that answer in words."""
 
     score: float
     answer: str
 
 
 def trivial_of(task: Task, targets: Tensor) -> Trivial | None:
-    """Return the trivial score of a test set, or None where the task names none or there are no examples.
+    """Return the trivial score of a test set, or None if the task has none or there are no examples.
 
     Raises:
-        ConfigError: `trivial` of the user's own task fails, or returns something else.
+        ConfigError: `trivial` of a user-defined task fails, or returns something else.
     """
     if not len(targets):
         return None
@@ -53,23 +53,23 @@ def trivial_of(task: Task, targets: Tensor) -> Trivial | None:
 def outcome_warnings(
     history: Sequence[Mapping[str, Any]], columns: Columns, trivial: Trivial | None, reason: str = ""
 ) -> tuple[str, ...]:
-    """Return what a reader of the scores must know: that clients were left out, and that a score is no better than a trivial one.
+    """Return warnings for a reader of the scores: clients were left out, or a score is no better than a trivial one.
 
     Args:
-        reason: of the first client that was left out. It is private, as is that anybody was.
+        reason: of the first client that was left out. It is private, as is the fact that anybody was.
     """
-    found, main = [], columns.main
+    warnings, main = [], columns.main
     failed = int(sum(row.get("failed") or 0 for row in history))
     if failed:
         nobody = all(all_failed(row) for row in history if row.get("participants"))
         whose = f"all {failed} client updates" if nobody else f"{failed} client update{'s' * (failed > 1)}"
-        found.append(f"{whose} {'were' if failed > 1 else 'was'} left out; the first reason: {reason or 'not on record'}")
+        warnings.append(f"{whose} {'were' if failed > 1 else 'was'} left out; the first reason: {reason or 'not on record'}")
     values = [row[main.name] for row in history if row.get(main.name) is not None]
     if values and trivial is not None and main.sign * values[-1] <= main.sign * trivial.score + 1e-9 * abs(trivial.score):
-        found.append(
+        warnings.append(
             f"{main.phrase} {main.text(values[-1])} is no better than that of {trivial.answer}, {main.text(trivial.score)}"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,11 +77,11 @@ class Result:
     """The result of a run.
 
     Args:
-        model: the final model. history: one record a round. privacy: the statement. path: the run directory.
+        model: the final model. history: one record per round. privacy: the statement. path: the run directory.
         ended: why the run stopped before its last round, or an empty string.
-        trivial: the score of an answer that is the same for all, where the task names one.
-        columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
-            be pinned elsewhere. selection_score: with noise, where runs are chosen by it.
+        trivial: the score of a constant answer, if the task has one.
+        columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for the whole run and can
+            be pinned elsewhere. selection_score: noisy score by which runs are chosen, if any.
     """
 
     model: FlatModel
@@ -96,27 +96,27 @@ class Result:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What should stop a reader: warnings of the statement, then that clients were left out or that nothing was learned.
+        """Return warnings for the operator: of the statement, about clients that were left out, and if nothing was learned.
 
-        It is for the operator: who was left out, and why, is computed from private data.
+        They are private: who was left out, and why, is computed from private data.
         """
         reasons = [why for row in self.history for why in row["failures"].values()]
         return (*self.privacy.warnings, *outcome_warnings(self.history, self.columns, self.trivial, "".join(reasons[:1])))
 
     @property
     def score(self) -> float:
-        """The main metric of the final model on the test set, such as its accuracy."""
+        """Return the main metric of the final model on the test set, such as its accuracy."""
         return self._last(self.columns.main.name)
 
     @property
     def scores(self) -> dict[str, float]:
-        """The loss and all metrics of the final model on the test set, by name."""
+        """Return the loss and all metrics of the final model on the test set, by name."""
         last = next((r for r in reversed(self.history) if "test_loss" in r), {})
         return {name.removeprefix("test_"): float(value) for name, value in last.items() if name.startswith("test_")}
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy of the final model, in [0, 1]."""
+        """Return the test accuracy of the final model, in [0, 1]."""
         return self._last("test_accuracy")
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class Result:
 
 
 def _page(result: Result) -> str:
-    """What a notebook shows: the three numbers and a curve, without a style of its own, so that it fits light and dark pages."""
+    """Return the HTML for a notebook: three numbers and a curve, unstyled, so that it fits light and dark pages."""
     table = numbers_table(result.privacy)
     head = "".join(f"<th>{escape(text)}</th>" for text in table.headings)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell.text or '-')}</td>" for cell in row) + "</tr>" for row in table.rows)
@@ -166,14 +166,14 @@ def _promise(result: Result) -> str:
 
 
 def _svg(values: Sequence[float], title: str) -> str:
-    """The curve over the rounds from the least to the largest value, or nothing where there is none."""
-    shown = [value for value in values if math.isfinite(value)]
-    if len(shown) < 2:
+    """Return the curve over the rounds from the least to the largest value as SVG, or an empty string."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(finite), max(finite)
     points = " ".join(
-        f"{5 + (_WIDTH - 10) * i / (len(shown) - 1):.1f},{_HEIGHT - 5 - (_HEIGHT - 10) * (v - low) / ((high - low) or 1):.1f}"
-        for i, v in enumerate(shown)
+        f"{5 + (_WIDTH - 10) * i / (len(finite) - 1):.1f},{_HEIGHT - 5 - (_HEIGHT - 10) * (v - low) / ((high - low) or 1):.1f}"
+        for i, v in enumerate(finite)
     )
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img"><title>{escape(title)}, from {low:.4g} to {high:.4g}</title>'

@@ -1,4 +1,4 @@
-"""Resuming an interrupted run: which directory, which configuration, whether it is the same run."""
+"""Resuming an interrupted run: checks of its directory, its configuration and its identity."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def begun(path: Path) -> bool:
-    """Whether a directory holds a run that may have released something; if not, it was killed at its start."""
+    """Return whether a directory holds a run that may have released something; otherwise it was killed at its start."""
     names = ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
     return any((path / name).exists() for name in names)
 
 
 def resumable(path: Path) -> Config:
-    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, if it is complete, or too old."""
+    """Return the configuration of the interrupted run in `path`; raise ConfigError if it is missing, complete or too old."""
     refuse_earlier(path)
     begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
     if not (path / "config.toml").is_file() or not begun:
@@ -41,7 +41,7 @@ def resumable(path: Path) -> Config:
 
 
 def refuse_earlier(path: Path) -> None:
-    """Raise ConfigError for a run directory of an earlier version: nothing that is made today continues what it released."""
+    """Raise ConfigError for a run directory of an earlier version, whose releases the current code cannot continue."""
     ledger = path / "ledger.sqlite"
     if ledger.is_file() and 0 < schema_of(ledger) < SCHEMA:
         raise ConfigError(
@@ -52,12 +52,12 @@ def refuse_earlier(path: Path) -> None:
 
 
 def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False) -> None:
-    """Refuse a configuration that would give another result; the message shows what differs.
+    """Refuse a configuration that would give another result; the message shows the changes.
 
-    What plugins contain is compared by `identity`.
+    The contents of plugins are compared by `identity`.
 
     Args:
-        but_model: leave out what the section `model` records, which is not known before the model is built.
+        but_model: ignore the recorded part of the section `model`, which is not known before the model is built.
     """
     if (saved.run.engine == "flower") != (now.run.engine == "flower"):
         raise ConfigError(
@@ -74,14 +74,16 @@ def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False)
     keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
     keys = [k for k in keys if not (but_model and k.startswith("model.recorded."))]
     if keys:
-        shown = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
-        raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")
+        changes = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
+        raise ConfigError(
+            f"the run in {path} was begun with another configuration: {changes}. Resume with its own, or start anew"
+        )
 
 
 def run_id_of(path: Path) -> str:
-    """The name that the run's releases carry in its ledger; raises LedgerError if that is not the one the checkpoint knew.
+    """Return the run name in the ledger; raise LedgerError if the ledger is not the one that the checkpoint knew.
 
-    A ledger that is ahead of the checkpoint is right: the interrupted round's releases count.
+    A ledger that is ahead of the checkpoint is valid: the interrupted round's releases count.
     """
     seq, digest = ledger_position(path / "checkpoint")
     with Ledger.open(path / "ledger.sqlite") as ledger:
@@ -95,9 +97,10 @@ def run_id_of(path: Path) -> str:
 
 
 def count_spent(progress: Progress, path: Path) -> None:
-    """Raise the rounds each client took part in to those its ledger charges it for: an interrupted round's clients are charged.
+    """Raise each client's number of rounds to that charged in the ledger, which includes an interrupted round.
 
-    For secret noise, whose interrupted round is done again with other clients; else they would be sampled without a budget left.
+    This is for secret noise, where the interrupted round is repeated with other clients: without it, clients without budget could
+    be sampled.
     """
     with Ledger.open(path / "ledger.sqlite") as ledger:
         charged = Counter(entry.client for _, _, entry in ledger.entries() if entry.client != AGGREGATE)
@@ -106,7 +109,7 @@ def count_spent(progress: Progress, path: Path) -> None:
 
 
 def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """What a checkpoint belongs to: the run, a checksum of labels, sizes and some of the examples, and the plugins' code."""
+    """Return the identity of a checkpoint: the run, a checksum of labels, sizes and some examples, and the plugins' digests."""
     clients = prepared.clients
     parts = (clients.offsets, clients.y.numpy(), clients.x[:: max(1, len(clients.x) // 1000)].numpy())
     checksum = 0

@@ -1,4 +1,4 @@
-"""Run one configuration from start to end and leave a run directory behind."""
+"""Execution of one configuration from start to end, which leaves a run directory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class SavedRounds:
     """Saves rounds, and reports each once it is saved, in the thread of the run.
 
     Args:
-        report: called when the last round of `progress` is saved: writes its row and tells it.
-        beside: whether clients may train meanwhile; not where they release by themselves, as on other machines.
+        report: called when the last round of `progress` is saved; writes its row and informs listeners.
+        beside: whether clients may train while a round is saved; not if they release by themselves, as on other machines.
     """
 
     def __init__(self, checkpoints: Checkpoints, report: Callable[[], None], *, beside: bool) -> None:
@@ -55,7 +55,7 @@ class SavedRounds:
         self._unreported = False
 
     def save(self, progress: Progress) -> None:
-        """Begin to save what the last round changed; an interruption waits until that has begun, and `finish` then finds it."""
+        """Start to save what the last round changed; an interruption is deferred until then, so that `finish` awaits the save."""
         with put_off():
             self.checkpoints.begin(progress)
             self._unreported = True
@@ -63,7 +63,7 @@ class SavedRounds:
             self.finish()
 
     def look(self) -> None:
-        """Report the round if it is saved by now."""
+        """Report the round if it has been saved by now."""
         if not self.checkpoints.writing:
             self.finish()
 
@@ -80,13 +80,13 @@ class SavedRounds:
 
 
 class SavingEngine:
-    """An engine that hands over the outcomes of a round when the round before is saved: only then can they be released."""
+    """Engine wrapper that completes a round's outcomes only after the previous round is saved, so that these can be released."""
 
     def __init__(self, engine: Engine, saved: SavedRounds) -> None:
         self._engine, self._saved = engine, saved
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """As the engine; the last thing that happens in a round before its releases is that the round before is saved."""
+        """Yield the engine's outcomes, and wait for the previous round to be saved before the current one is released."""
         for outcome in self._engine.map(tasks):
             self._saved.look()
             yield outcome
@@ -128,12 +128,12 @@ def run(
         out: the run directory, which must be new, empty, or left by a run that ended before it began to train; by default
             runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
-        resume: go on with the interrupted run in `out`, from its last finished round.
-        track: trackers that follow the run, besides those that the configuration names (see `trackers`).
+        resume: continue the interrupted run in `out`, from its last finished round.
+        track: trackers that follow the run, in addition to the configured ones (see `trackers`).
 
     Raises:
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
-        BudgetExhausted: what is planned exceeds what is left of privacy.budget; nothing was trained.
+        BudgetExhausted: the plan exceeds the remaining privacy.budget; nothing was trained.
     """
     refuse_secret_search(config)
     handed_over = HandedOver(data, partition)
@@ -160,11 +160,11 @@ def train(
     track: Sequence[Tracker] = (),
     clients: Callable[[str], Callable[[Federation], Engine]] | None = None,
 ) -> Result:
-    """As `run`, for an experiment of `resolve_here`, with data that are there already.
+    """Train as `run` does, for an experiment from `resolve_here` and data that are already loaded.
 
     Args:
-        clients: called with the run's id before anything is written into its directory; what it returns makes the engine that
-            reaches the clients. Left out: the configured one.
+        clients: called with the run's id before anything is written into its directory; returns a function that makes the engine
+            that reaches the clients. By default, the configured engine.
     """
     trackers = [*track, *(tracker_named(name) for name in experiment.track)]
     method, setting, engine = experiment.method, experiment.setting, experiment.engine
@@ -196,7 +196,7 @@ def train(
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(experiment, run_id))
         job = federation(experiment, prepared, path / "ledger.sqlite", run_id, (model, local), population)
-        if experiment.personal_on_test_set and experiment.engine.name != "flower":  # whose clients keep their own models
+        if experiment.personal_on_test_set and experiment.engine.name != "flower":  # whose clients keep personal models
             job = replace(job, personal_on_test_set=True)
         columns = declared(job.context.task, job.context.objective, job.context.policy.part)
         if progress is not None:
@@ -210,7 +210,7 @@ def train(
 
 
 def refuse_secret_search(config: Config) -> None:
-    """An error where the configuration is that of the best of a secret number of runs: one run alone is none."""
+    """Refuse the configuration of a run that private selection chose: one run alone has not been chosen."""
     if (selection := config.privacy.selection) is not None and selection.shape is not None:
         raise ConfigError(
             "privacy.selection.shape: this configuration is that of a run which private selection chose, and one run alone has "
@@ -219,7 +219,7 @@ def refuse_secret_search(config: Config) -> None:
 
 
 def _configured(experiment: Experiment, path: Path) -> Callable[[Federation], Engine]:
-    """The engine that the experiment names."""
+    """Return a function that makes the configured engine."""
     spec = experiment.engine
 
     def made(job: Federation) -> Engine:
@@ -243,7 +243,7 @@ def _train(
     """Train to the end, save and report each round, and write the rest of the run directory."""
     path = begun.path
     runner = (clients or _configured(experiment, path))(job)
-    beside = clients is None and experiment.engine.name != "flower"  # there clients charge and send while others train
+    beside = clients is None and experiment.engine.name != "flower"  # with Flower, clients charge and send while others train
     progress = progress or start(job)
     if job.setting.max_participations is not None and not experiment.seeded_noise:
         count_spent(progress, path)
@@ -281,16 +281,16 @@ def _train(
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", model.saved())
-        whole, shown = summaries(result, begun.run, progress.history)
+        whole, public = summaries(result, begun.run, progress.history)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
-        summary = rundir.json_text(shown).encode()
+        summary = rundir.json_text(public).encode()
         closing = conclude(path, len(progress.history), ended, {"summary.json": summary})
         rundir.write_bytes(path / "summary.json", summary)
     return replace(result, closing=closing)
 
 
 def _begin(path: Path, experiment: Experiment, prepared: Prepared, run_id: str) -> None:
-    """Make the run directory; the ledger comes last, and with it the run can be resumed."""
+    """Create the run directory; the ledger comes last, and from then on the run can be resumed."""
     with _writable(path):
         rundir.create(path)
         rundir.write_versions(path / "versions.json", digests(experiment.code))
@@ -302,7 +302,7 @@ def _begin(path: Path, experiment: Experiment, prepared: Prepared, run_id: str) 
         rundir.write_partition(rundir.private_folder(path) / "partition.json", prepared.partition, labels, info.strata)
     selection = experiment.setting.selection
     searched = selection is not None and selection.shape is not None
-    created = 0.0 if searched else None  # when the best of several runs began tells how many ran before it
+    created = 0.0 if searched else None  # the start time of the best run would reveal how many ran before it
     Ledger.create(path / "ledger.sqlite", run_id, opening(path, experiment.method.name), created=created).close()
 
 
@@ -316,7 +316,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _safe(path: Path, experiment: Experiment) -> Iterator[None]:
-    """Explain a failed write once rounds are saved: nothing is lost."""
+    """Explain a failed write after rounds have been saved: nothing is lost."""
     try:
         yield
     except OSError as problem:
@@ -328,7 +328,7 @@ def _safe(path: Path, experiment: Experiment) -> Iterator[None]:
 
 
 def summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run in a few numbers (`private/summary.json`), and the public ones among them (`summary.json`)."""
+    """Return a summary of the run (`private/summary.json`), and its public part (`summary.json`)."""
     record = history[-1] if history else Record({})
     last = {k: v for k, v in record.items() if not isinstance(v, list | dict)}
     whole: dict[str, Any] = {
@@ -342,7 +342,7 @@ def summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[d
         whole["selection_score"] = result.selection_score
     if result.trivial is not None:
         whole["trivial"] = asdict(result.trivial)
-    declared = Columns(result.columns.own)  # the last model is released in every view, and with it its scores
+    declared = Columns(result.columns.own)  # the last model, and so its scores, are public in every view
     scores = {k: v for k, v in last.items() if k.startswith("test_") and declared[k].public}
     public = {k: v for k, v in record.public.items() if not isinstance(v, list)} | scores
     return whole, {k: v for k, v in whole.items() if k != "seconds"} | {"final": public}

@@ -1,11 +1,11 @@
 """The run directory: its files and tables, in formats that other tools open, and its lock.
 
-`history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
-`participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client that
-was left out of a round. `columns.json` declares the columns that the method added, so that a report takes their words from it.
+`history.csv` has one row per round; `layers.csv` one per round and layer; `clients.csv` one per evaluated round and client;
+`participants.csv` one per round and participating client, if a method measures each of them; `failures.csv` one per client
+that was left out of a round. `columns.json` declares the columns that the method added, so that a report can use their texts.
 
-The public half of each record lies at the top, in the first two; the private half lies in the folder `private`, under the same
-names and in the other tables. They are joined when they are read.
+The public half of each record is in the first two tables at the top. The private half is in the folder `private`, under the same
+names, and in the other tables. The halves are joined when they are read.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 
-_held: set[int] = set()
+_locked: set[int] = set()
 
 
 @contextmanager
 def claimed(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the directory `path` for this run; the claim lies in the kernel and ends with the process, however it ends.
+    """Lock the directory `path` for this run; the kernel releases the lock when the process ends, however it ends.
 
     Args:
-        wait: until whoever holds it has let go.
+        wait: wait until the lock is free.
 
     Raises:
-        ConfigError: another run holds it, or its file system knows no locks.
+        ConfigError: another run holds the lock, or the file system does not support locks.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -69,46 +69,46 @@ def claimed(path: Path, *, wait: bool = False) -> Iterator[None]:
             raise ConfigError(
                 f"cannot lock {path} against a second run ({problem.strerror}): choose an --out on a local disk"
             ) from problem
-        _held.add(descriptor)
+        _locked.add(descriptor)
         yield
     finally:
-        _held.discard(descriptor)
+        _locked.discard(descriptor)
         os.close(descriptor)
 
 
-def _let_go() -> None:
-    """A forked child shares its parent's claim, and would keep it alive: only the run itself holds it."""
-    for descriptor in _held:
+def _release_in_child() -> None:
+    """Release the lock in a forked child, which would otherwise extend it: only the run itself holds it."""
+    for descriptor in _locked:
         os.close(descriptor)
-    _held.clear()
+    _locked.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 PRIVATE = "private"
-"""The subfolder of what is computed from private data without noise: mode 700, its files 600."""
+"""Subfolder for data computed from private data without noise: mode 700, its files 600."""
 SALT = "salt"
-"""32 random bytes in the private folder, with which digests are keyed that are published."""
+"""File with 32 random bytes in the private folder, with which published digests are keyed."""
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
-"""What a run writes before its ledger, with which it can be resumed."""
+"""Files that a run writes before its ledger, from which it can be resumed."""
 _FIRST_PRIVATE = (SALT, "partition.json")
 LISTED_CLIENTS = 5000
-"""The largest number of clients that `partition.json` lists."""
+"""Largest number of clients that `partition.json` lists."""
 PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
 
 
 def create(path: Path) -> Path:
-    """Make a run directory; refuses one that holds anything but what a run leaves that ends before its ledger is there."""
+    """Create a run directory; refuse one with files, except those of a run that ended before its ledger was created."""
     if path.exists() and not (path.is_dir() and _unbegun(path)):
-        there = f"; an interrupted run there goes on with --resume {path}" if _is_interrupted(path) else ""
-        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out{there}")
+        hint = f"; an interrupted run there goes on with --resume {path}" if _is_interrupted(path) else ""
+        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out{hint}")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def holds_no_release(path: Path) -> bool:
-    """Whether a directory has just what a run leaves that ends before its first charge."""
+    """Return whether a directory holds exactly the files of a run that ended before its first charge."""
     ledger = path / "ledger.sqlite"
     if not ledger.is_file():
         return path.is_dir() and _unbegun(path)
@@ -120,55 +120,55 @@ def holds_no_release(path: Path) -> bool:
 
 
 def _is_interrupted(path: Path) -> bool:
-    there = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
-    return there == [True, True, False, False]  # the run of a Flower app is not resumed
+    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
+    return exists == [True, True, False, False]  # the run of a Flower app cannot be resumed
 
 
 def _says_none(ledger: Path) -> bool:
-    """Whether a ledger's head is there, and of a ledger without releases."""
+    """Return whether a ledger's head exists and states that there are no releases."""
     try:
         return head_path(ledger).is_file() and not read_head(ledger)[0]
-    except LedgerError:  # somebody else's file
+    except LedgerError:  # a foreign file
         return False
 
 
 def _unbegun(path: Path) -> bool:
-    """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
-    known = _names(path)
+    """Return whether all files were left by an early end, in the order of _FIRST; a user's own config.toml does not count."""
+    names = _names(path)
     ledger = path / "ledger.sqlite"
-    if not ledger.exists() and _says_none(ledger):  # the ledger's head comes first
-        known.discard(head_path(ledger).name)
-    return known <= set(_FIRST) and (not known or _FIRST[0] in known) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
+    if not ledger.exists() and _says_none(ledger):  # the ledger's head is written before it
+        names.discard(head_path(ledger).name)
+    return names <= set(_FIRST) and (not names or _FIRST[0] in names) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
 
 
 def _names(folder: Path) -> set[str]:
-    """What lies in a folder, drafts under their names to be; nothing where there is none."""
+    """Return the file names in a folder, drafts under their final names; empty if it does not exist."""
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     return {name.removesuffix(DRAFT) for name in names if not name.startswith(".ledger.sqlite-")}
 
 
 def private_folder(path: Path) -> Path:
-    """The private part of the run directory `path`, made if it is absent."""
+    """Return the private part of the run directory `path`, created if absent."""
     return owner_only_folder(path / PRIVATE)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it, synced, renamed; in the private folder for its owner alone."""
+    """Write a file atomically: a draft, synced, then renamed; in the private folder readable by the owner only."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """As `write_text`; on failure no draft is left to fill the disk."""
+    """Write bytes as `write_text` does; on failure no draft remains to fill the disk."""
     replace_whole(path, content, private=path.parent.name == PRIVATE)
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """The resolved configuration as TOML (`config.toml`), without what was left open."""
+    """Write the resolved configuration as TOML (`config.toml`), without keys that are None."""
     write_text(path, tomli_w.dumps(present(config)))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON: infinities and NaN become strings."""
+    """Write strict JSON: infinities and NaN become strings."""
     write_text(path, json_text(value))
 
 
@@ -177,17 +177,17 @@ def json_text(value: Any) -> str:
 
 
 def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
-    """Versions of what decides a result (`versions.json`), and the SHA-256 of each plugin."""
-    own = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
-    known = {"fedveil": __version__, **{p: _version(p) for p in PACKAGES}}
-    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
+    """Write the versions of packages that affect a result (`versions.json`), and the SHA-256 of each plugin."""
+    plugin_digests = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
+    versions = {"fedveil": __version__, **{p: _version(p) for p in PACKAGES}}
+    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **versions, **plugin_digests})
 
 
 _version = cache(version)  # each call parses the package's whole description
 
 
 def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int) -> None:
-    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many."""
+    """Write the label counts per client (`partition.json`), for evenly spaced clients if there are many."""
     counts, clients = partition.label_counts(labels, classes), len(partition)
     listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
@@ -201,24 +201,24 @@ def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64],
 
 
 def write_model(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """The model's tensors by name (`model.safetensors`)."""
+    """Write the model's tensors by name (`model.safetensors`)."""
     from safetensors.torch import save
 
     write_bytes(path, save({name: part.detach().contiguous().clone() for name, part in tensors.items()}))
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as CSV with the columns of all of them."""
+    """Write rows as CSV with the columns of all of them."""
     write_text(path, table_text(rows, headers_of(rows)))
 
 
 def headers_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns of all rows, in the order in which they first occur."""
+    """Return the columns of all rows, in the order of first occurrence."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def table_text(rows: Sequence[Mapping[str, Any]], headers: Sequence[str], *, header: bool = True) -> str:
-    """Rows as the text of a CSV file, or without its first line."""
+    """Return rows as the text of a CSV file, or without its header."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, headers)
     if header:
@@ -228,14 +228,14 @@ def table_text(rows: Sequence[Mapping[str, Any]], headers: Sequence[str], *, hea
 
 
 def _cell(value: Any) -> Any:
-    """Nothing as nothing; infinity as 1e999, which pandas, DuckDB and Python read as a number (DuckDB takes `inf` for a date)."""
+    """Return a CSV cell: None as empty, infinity as 1e999, which pandas, DuckDB and Python read as a number (unlike `inf`)."""
     if value is None:
         return ""
     return value if not isinstance(value, float) or not math.isinf(value) else f"{'-' if value < 0 else ''}1e999"
 
 
 def plain(value: Any) -> Any:
-    """`value` with everything that strict JSON lacks spelled out."""
+    """Return `value` with infinities and NaN as strings, for strict JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -246,21 +246,21 @@ def plain(value: Any) -> Any:
 
 
 def present(value: Any) -> Any:
-    """`value` without what is None, for TOML."""
+    """Return `value` without None values, for TOML."""
     if isinstance(value, dict):
         return {k: present(v) for k, v in value.items() if v is not None}
     return value
 
 
-csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
+csv.field_size_limit(1 << 30)  # the reasons of a round's failures are in one cell
 TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
 _SPLIT = {"history.csv": ("round",), "layers.csv": ("round", "layer")}
-"""The tables that both halves have, and what their rows are joined by; the others are wholly private."""
+"""Tables that both halves have, with the columns that join their rows; the others are entirely private."""
 DECLARED = "columns.json"
 
 
 def write_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
-    """Write the whole history, and the declarations of the method's own columns."""
+    """Write the whole history, and the declarations of the method's columns."""
     columns = columns or Columns()
     if columns.own:
         write_json(folder / DECLARED, [asdict(column) for column in columns.own])
@@ -269,7 +269,7 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout, colum
 
 
 def append_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
-    """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
+    """Append the last round to the tables of earlier rounds; a table that gets new columns is rewritten."""
     columns = columns or Columns()
     for path, rows in _files(folder, history[-1:], layout, columns).items():
         if not _appended(path, rows):
@@ -278,7 +278,7 @@ def append_history(folder: Path, history: Sequence[Record], layout: Layout, colu
 
 
 def parse_columns(text: str) -> Columns:
-    """The columns that a run declared; an older run directory has no such file, and its own columns get defaults.
+    """Return the columns that a run declared; an older run directory has no such file, so its columns get defaults.
 
     Raises:
         ValueError: not a list of columns.
@@ -290,7 +290,7 @@ def parse_columns(text: str) -> Columns:
 
 
 def _declared(values: dict[str, Any]) -> Column:
-    """Version 0.1 declared which columns are private, not which are public."""
+    """Return a declared column; version 0.1 declared which columns are private, not which are public."""
     if "private" in values:
         values = {**values, "public": not values["private"]}
         del values["private"]
@@ -298,33 +298,33 @@ def _declared(values: dict[str, Any]) -> Column:
 
 
 def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
-    """The rows of a table's text: its indices as int, numbers as float, texts as str, and absent values as None.
+    """Return the rows of a table's text: indices as int, numbers as float, texts as str, and empty cells as None.
 
     Raises:
-        ValueError: a cell is not of that type, a row is longer than the header, or what its rows are joined by is missing.
+        ValueError: a cell is not of that type, a row is longer than the header, or a column that joins rows is missing.
     """
     reader = csv.DictReader(io.StringIO(text, newline=""))
     if (names := list(reader.fieldnames or ())) and len(set(names)) < len(names):
         raise ValueError("a column stands twice in its header")
-    held = {header: _column(name, header, columns) for header in reader.fieldnames or ()}
-    if held and (missing := [key for key in _SPLIT.get(name, ()) if key not in held]):
+    columns_of = {header: _column(name, header, columns) for header in reader.fieldnames or ()}
+    if columns_of and (missing := [key for key in _SPLIT.get(name, ()) if key not in columns_of]):
         raise ValueError(f"it has no column {missing[0]!r}")
     rows = []
     for row in reader:
         if None in row:
             raise ValueError(f"line {reader.line_num} has more cells than the header")
-        rows.append({header: _parsed(held[header], cell) for header, cell in row.items()})
+        rows.append({header: _parsed(columns_of[header], cell) for header, cell in row.items()})
     return rows
 
 
 def joined(table: str, public: Sequence[Row], private: Sequence[Row]) -> list[Row]:
-    """The rows of a table with what is private of them; every other lies in one place, in version 0.1 at the top."""
+    """Return the rows of a table joined with their private part; private tables are in one place, in version 0.1 at the top."""
     if table not in _SPLIT or not (public or table == "history.csv"):
         return [*(private or public)]
     more = {_key(table, row): row for row in private}
-    found = [row | more.pop(_key(table, row), {}) for row in public]
-    rest = more.values() if table != "history.csv" else ()  # rounds by layer of which nothing is public
-    return sorted([*found, *rest], key=lambda row: row["round"])
+    joined_rows = [row | more.pop(_key(table, row), {}) for row in public]
+    rest = more.values() if table != "history.csv" else ()  # rounds by layer without public values
+    return sorted([*joined_rows, *rest], key=lambda row: row["round"])
 
 
 def _key(table: str, row: Row) -> tuple[Any, ...]:
@@ -332,7 +332,7 @@ def _key(table: str, row: Row) -> tuple[Any, ...]:
 
 
 def _column(table: str, header: str, columns: Columns) -> Column:
-    """What a header of a table stands for."""
+    """Return the column for a header of a table."""
     if table == "clients.csv":
         by_client = (column for column in columns.values() if column.kind == "client")
         return next((column for column in by_client if in_client_table(column.name) == header), columns[header])
@@ -355,26 +355,26 @@ def _parsed(column: Column, text: str | None) -> int | float | str | None:
 
 
 def as_written(folder: Path, record: Record, columns: Columns) -> Record:
-    """Return a record that a checkpoint of version 0.2 holds as one row, in the halves in which the run directory holds it."""
+    """Return a record that a checkpoint of version 0.2 holds as one row, split into halves as in the run directory."""
     if len(record.public) > 1:
         return record
-    shown = {"round"}
+    public = {"round"}
     for name in _SPLIT:
         if (folder / name).is_file():
             headers = next(csv.reader(io.StringIO((folder / name).read_text(encoding="utf-8"), newline="")), [])
-            shown |= {_column(name, header, columns).name for header in headers}
-    return Record({k: v for k, v in record.items() if k in shown}, {k: v for k, v in record.items() if k not in shown})
+            public |= {_column(name, header, columns).name for header in headers}
+    return Record({k: v for k, v in record.items() if k in public}, {k: v for k, v in record.items() if k not in public})
 
 
 def _files(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns) -> dict[Path, list[Row]]:
-    """The rows of each file that has any."""
+    """Return the rows of each file that has any."""
     private = _tables([{"round": record["round"], **record.private} for record in history], layout, columns)
-    found = {private_folder(folder) / name: rows for name, rows in private.items() if any(len(row) > 1 for row in rows)}
-    return found | {folder / name: rows for name, rows in _tables([r.public for r in history], layout, columns).items()}
+    files = {private_folder(folder) / name: rows for name, rows in private.items() if any(len(row) > 1 for row in rows)}
+    return files | {folder / name: rows for name, rows in _tables([r.public for r in history], layout, columns).items()}
 
 
 def _tables(history: Sequence[Row], layout: Layout, columns: Columns) -> dict[str, list[Row]]:
-    """The rows of each table that has any."""
+    """Return the rows of each table that has any."""
     rows = [
         [_round_row(row) for row in history],
         [cells for row in history for cells in _layer_rows(row, layout, columns)],
@@ -386,7 +386,7 @@ def _tables(history: Sequence[Row], layout: Layout, columns: Columns) -> dict[st
 
 
 def _round_row(row: Row) -> Row:
-    """The numbers and texts of a round, and who was left out and why."""
+    """Return the numbers and texts of a round, and who was left out and why."""
     cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
     if not row.get("failures"):
         return cells
@@ -394,31 +394,31 @@ def _round_row(row: Row) -> Row:
 
 
 def _layer_rows(row: Row, layout: Layout, columns: Columns) -> list[Row]:
-    """One row a layer of everything in the record that is by layer."""
-    found = layer_cells(row, len(layout), columns)
-    if not found:
+    """Return one row per layer with the record's per-layer values."""
+    cells = layer_cells(row, len(layout), columns)
+    if not cells:
         return []
     return [
-        {"round": row["round"], "layer": name, **{column.header: values[i] for column, values in found.items()}}
+        {"round": row["round"], "layer": name, **{column.header: values[i] for column, values in cells.items()}}
         for i, name in enumerate(layout.names)
     ]
 
 
 def layer_cells(row: Row, layers: int, columns: Columns) -> dict[Column, list[float]]:
-    """The columns of a row that hold a number for each of so many layers."""
+    """Return the columns of a row that hold a number for each of so many layers."""
     lists = {columns.of(k, v): v for k, v in row.items() if isinstance(v, list) and k != "by_client"}
     return {column: values for column, values in lists.items() if column.kind == "layer" and len(values) == layers}
 
 
 def _client_rows(row: Row, columns: Columns) -> list[Row]:
-    """One row a client of an evaluated round; without personal models there is no column of them."""
-    held = {in_client_table(name): values for name, values in row.items() if columns[name].kind == "client" and values}
-    clients = len(next(iter(held.values()), []))
-    return [{"round": row["round"], "client": i, **{header: v[i] for header, v in held.items()}} for i in range(clients)]
+    """Return one row per client of an evaluated round; without personal models they have no column."""
+    by_header = {in_client_table(name): values for name, values in row.items() if columns[name].kind == "client" and values}
+    clients = len(next(iter(by_header.values()), []))
+    return [{"round": row["round"], "client": i, **{header: v[i] for header, v in by_header.items()}} for i in range(clients)]
 
 
 def _appended(path: Path, rows: Sequence[Row]) -> bool:
-    """Whether the rows could be added to a table on disk: it is there, and has their columns."""
+    """Append the rows to a table on disk; return False if it does not exist or lacks their columns."""
     try:
         with path.open("r+", newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])

@@ -1,6 +1,6 @@
 """The sections of a configuration, each with its keys, their defaults and their ranges.
 
-`method` and `task` are typed by the name that they give; so is `model` (see `network`).
+The types of `method` and `task` depend on their names; so does that of `model` (see `model_section`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedveil.training.local import Precision, Schedule
 from fedveil.training.optimizer import OptimizerSpec
 
 FREE = "changes no result"
-"""Marks a key in which runs may differ and yet give the same model and the same history."""
+"""Marks a key that may differ between runs with the same model and history."""
 
 
 class Section(BaseModel):
@@ -36,19 +36,19 @@ class Section(BaseModel):
 
 
 def source_keys(source: DataSource | None) -> dict[str, Any] | None:
-    """The keys of the section `data.source` as they were given."""
+    """Return the given keys of the section `data.source`."""
     return None if source is None else source.model_dump(mode="json", exclude_unset=True)
 
 
 class DataSection(Section):
-    """Which data, and how they are partitioned.
+    """Data, and their partition.
 
-    source: files of one's own, by which the data are named and partitioned unless `name` and `partition` say otherwise.
-    client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
+    source: user-defined files, which determine name and partition unless `name` and `partition` are given.
+    client_test_fraction: share of each client's examples reserved for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
     users are pooled, and this share of each user's examples becomes the test set. features: built-in features, or the import path
-    of a function that makes them, in the place of the examples. handed_over: written by a run whose data or
-    partition a program handed over; what the other keys say of them is only their description then.
+    of a function that makes them, to replace the examples. handed_over: written by a run whose data or partition a program passed
+    in; the other keys then only describe them.
     """
 
     name: str = "digits"
@@ -64,13 +64,13 @@ class DataSection(Section):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """The module, or the file, that the import path of the features names."""
+        """Return the module, or the file, in the import path of the features."""
         return (self.features.rpartition(":")[0],) if self.features is not None and ":" in self.features else ()
 
     @field_validator("features")
     @classmethod
     def _whole(cls, features: str | None) -> str | None:
-        """A path made absolute, so that a run directory names the same file."""
+        """Make a path absolute, so that a run directory names the same file."""
         if features is None or ".py:" not in features:
             return features
         file, _, function = features.rpartition(":")
@@ -79,7 +79,7 @@ class DataSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_source(cls, section: Any) -> Any:
-        """Name and clients are those of the source where they are not given."""
+        """Fill in name and clients from the source, unless they are given."""
         if not isinstance(section, Mapping) or section.get("source") is None:
             return section
         source = source_of(section["source"])
@@ -87,14 +87,14 @@ class DataSection(Section):
         name = section.get("name", re.sub(r"[^\w.-]+", "-", source.main.stem))
         if name in CATALOGUE:
             raise ConfigError(f"data.name = {name!r} is a data set of fedveil, and data.source is another: choose another name")
-        own = {"name": name, **({"partition": {"kind": "users"}} if source.by_client else {})}
-        return {**own, **section, "source": source}
+        defaults = {"name": name, **({"partition": {"kind": "users"}} if source.by_client else {})}
+        return {**defaults, **section, "source": source}
 
 
 class PublicSection(Section):
-    """Data that are declared to be public: they whiten the features.
+    """Data declared to be public, which whiten the features.
 
-    data: names of data sets, or `shapes`, pictures that a program draws. components: how many are kept of whitened features.
+    data: names of data sets, or `shapes`, pictures that a program draws. components: number of whitened features.
     """
 
     data: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class PublicSection(Section):
     @field_validator("data", mode="before")
     @classmethod
     def _known(cls, data: Any) -> Any:
-        """One name stands for a list of one."""
+        """Accept a single name as a list of one, and refuse unknown names."""
         names = [data] if isinstance(data, str) else data
         for name in names if isinstance(names, list | tuple) else ():
             if name != SHAPES and (not isinstance(name, str) or name not in CATALOGUE):
@@ -123,7 +123,7 @@ class OptimizerSection(Section):
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     def spec(self) -> OptimizerSpec:
-        """Section and specification have the same names."""
+        """Return the specification with the section's values."""
         return OptimizerSpec(**self.model_dump())
 
 
@@ -146,7 +146,7 @@ class ServerOptimizer(OptimizerSection):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
-        """Refuse betas and eps where nothing uses them."""
+        """Refuse betas and eps for optimisers that do not use them."""
         fields = type(self).model_fields
         unused = [key for key in ("betas", "eps") if getattr(self, key) != fields[key].default]
         if self.name == "sgd" and unused:
@@ -157,12 +157,12 @@ class ServerOptimizer(OptimizerSection):
 
 
 class Training(Section):
-    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
+    """Rounds and local training. `sampling` defaults to poisson if privacy can use it, else fixed.
 
-    per_example: how a user's network and loss are called on single examples: by `torch.func.vmap`, or in a `loop`.
-    client_timeout: seconds after which a client that has not answered is given up.
-    measure_trained: measure each client's model as its local training left it on the client's own test examples.
-    personal_on_test_set: measure models of the clients' own, where the run has any, on the whole test set, too.
+    per_example: how a user-defined network and loss are called on single examples: by `torch.func.vmap`, or in a `loop`.
+    client_timeout: seconds after which a client that has not answered is abandoned.
+    measure_trained: measure each client's model after local training on the client's own test examples.
+    personal_on_test_set: also measure personal models, if the run has any, on the whole test set.
     """
 
     rounds: int = Field(10, ge=1)
@@ -186,10 +186,10 @@ class Training(Section):
 
 
 class SelectionSection(Section):
-    """How the run was chosen among runs of equal price: `fedveil tune --private` and `--unaccounted` write it.
+    """How the run was chosen among runs of equal price; written by `fedveil tune --private` and `--unaccounted`.
 
-    runs: their expected number, or without a shape the number that was looked at. shape: of the negative binomial law of a
-    secret number of runs; 0 is logarithmic. score_noise: noise multiplier of the clients' score; none where public data score.
+    runs: their expected number, or without a shape the number that was compared. shape: of the negative binomial law of a secret
+    number of runs; 0 is logarithmic. score_noise: noise multiplier of the clients' score; None if public data score.
     """
 
     runs: float = Field(ge=1, lt=1e6)
@@ -198,49 +198,49 @@ class SelectionSection(Section):
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
-        """Refuse numbers that make no law."""
+        """Refuse impossible numbers."""
         self.spec()
         return self
 
     def spec(self) -> Selection:
-        """Section and specification have the same names."""
+        """Return the specification with the section's values."""
         return Selection(**self.model_dump())
 
 
 class EvaluationSection(Section):
-    """Counts of right and wrong answers of the global model on each client's own test examples, in its release.
+    """Counts of the global model's right and wrong answers on each client's own test examples, included in its release.
 
-    share: of each release's mu squared, that they get. examples: most examples of a client that count, a public number.
+    share: of each release's mu squared that the counts get. examples: most examples of a client that count, a public number.
     """
 
     share: float = Field(gt=0, lt=1)
     examples: int = Field(ge=1, le=10**9)
 
     def spec(self) -> EvaluationCounts:
-        """Section and specification have the same names."""
+        """Return the specification with the section's values."""
         return EvaluationCounts(**self.model_dump())
 
 
 class NoiseCohortSection(Section):
-    """A larger federation whose noise is simulated here, an extrapolation: its clients, how many a round, its epsilon."""
+    """A larger federation whose noise is simulated here, an extrapolation: its clients, cohort and epsilon."""
 
     clients: int = Field(ge=1, le=10**12)
     clients_per_round: int = Field(ge=1, le=10**12)
     epsilon: float = Field(gt=0, allow_inf_nan=False)
 
     def spec(self) -> NoiseCohort:
-        """Section and specification have the same names."""
+        """Return the specification with the section's values."""
         return NoiseCohort(**self.model_dump())
 
 
 class Privacy(Section):
-    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
+    """The guarantee. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
 
     budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
-    selection: this run is the one that was chosen of several; the guarantee is then that of the whole search.
-    grid_bits: grid steps in one noise std, as a power of two; left out, the method's own. It costs no privacy.
-    evaluation: clients say with noise how the global model does on examples that they keep from training.
-    noise_cohort: instead of both, the noise of a larger federation: a simulation, of which the statement has the true epsilon.
+    selection: this run was chosen among several; the guarantee is then that of the whole search.
+    grid_bits: grid steps in one noise std, as a power of two; by default the method's own. It costs no privacy.
+    evaluation: clients report with noise how well the global model does on examples reserved from training.
+    noise_cohort: instead of both, the noise of a larger federation: a simulation, whose statement has the true epsilon.
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -262,20 +262,20 @@ class Privacy(Section):
     @field_validator("budget")
     @classmethod
     def _whole(cls, budget: str | None) -> str | None:
-        """Made absolute, so that a run directory names the same file."""
+        """Make the path absolute, so that a run directory names the same file."""
         return None if budget is None else whole_path(budget)
 
 
 class RunSection(Section):
-    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
+    """How to run. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
 
-    final_model: the model that is handed over and scored: the last one, the mean over the last third of the rounds (tail), or the
+    final_model: the model that is released and scored: the last one, the mean over the last third of the rounds (tail), or the
     exponential moving average.
-    plugins: files or modules with methods, tasks and data sets of one's own, whose contents are compared by their digests.
+    plugins: files or modules with user-defined methods, tasks and data sets, whose contents are compared by their digests.
     track: trackers that follow the run.
-    isolation: where user-defined code sees a client's data: in a process that is forked for the client (`process`, the default
-    where one can be forked), where under DP-SGD each pass over single examples may have another one (`pass`), or on a fresh
-    copy of model, task and method in this one (`copy`).
+    isolation: where user-defined code sees a client's data: in a process forked for the client (`process`, the default if one can
+    be forked), with another process for each DP-SGD pass over single examples (`pass`), or on a fresh copy of model, task and
+    method in this process (`copy`).
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
@@ -293,7 +293,7 @@ class RunSection(Section):
     @field_validator("plugins")
     @classmethod
     def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
-        """Paths made absolute, so that a run directory finds them again."""
+        """Make paths absolute, so that a run directory finds them again."""
         return tuple(whole_path(p) if p.endswith(".py") else p for p in plugins)
 
 
@@ -304,7 +304,7 @@ class PluginMethod(MethodConfig):
 
 
 def method_section_of(section: Any) -> MethodConfig:
-    """The method that a section describes, as a `PluginMethod` where a plugin may bring it.
+    """Return the method that a section describes, or a `PluginMethod` if a plugin may provide it.
 
     Raises:
         ConfigError: no name, an unknown parameter, an impossible value.
@@ -327,9 +327,9 @@ class PluginTask(Task):
 
 
 def task_section_of(section: Any) -> Task:
-    """The task that a section, or a name alone, describes, as a `PluginTask` where a plugin may bring it.
+    """Return the task that a section or a name describes, or a `PluginTask` if a plugin may provide it.
 
-    A program may give a task itself, or its class; one of its own is registered then.
+    A program may pass in a task or its class; a user-defined one is then registered.
 
     Raises:
         ConfigError: no name, an unknown constant, an impossible value.
@@ -347,5 +347,5 @@ def task_section_of(section: Any) -> Task:
 
 
 def given_keys(named: MethodConfig | Task) -> dict[str, Any]:
-    """The keys of the section `method` or `task` as they were given."""
+    """Return the given keys of the section `method` or `task`."""
     return {"name": named.name, **named.model_dump(mode="json", exclude_unset=True)}

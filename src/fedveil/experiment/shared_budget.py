@@ -1,4 +1,4 @@
-"""The lifetime budget that a run shares with others (`privacy.budget`): opened, compared with the run, checked beforehand."""
+"""The lifetime budget that a run shares with others (`privacy.budget`): opened, and checked before the run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def shared_budget(experiment: Experiment) -> PopulationBudget | None:
-    """The budget that `privacy.budget` names, or None.
+    """Return the budget that `privacy.budget` names, or None.
 
     Raises:
-        LedgerError: there is none. ConfigError: it speaks of another scope, or the run's noise is no protection.
+        LedgerError: it does not exist. ConfigError: it has another scope, or the run's noise is no protection.
     """
     path = experiment.budget.path
     if path is None:
@@ -41,10 +41,10 @@ def shared_budget(experiment: Experiment) -> PopulationBudget | None:
 
 
 def affordable(experiment: Experiment, run_id: str) -> PopulationBudget | None:
-    """The budget that `privacy.budget` names, which has room for all that the run plans, or None.
+    """Return the budget that `privacy.budget` names, after checking that the whole plan fits, or None.
 
     Raises:
-        LedgerError, ConfigError: as `shared_budget`. BudgetExhausted: the planned rounds exceed what is left.
+        LedgerError, ConfigError: as `shared_budget`. BudgetExhausted: the planned rounds exceed the remaining budget.
     """
     budget = shared_budget(experiment)
     if budget is not None:
@@ -53,7 +53,7 @@ def affordable(experiment: Experiment, run_id: str) -> PopulationBudget | None:
 
 
 def check_plan(budget: PopulationBudget, experiment: Experiment, run: str) -> None:
-    """Refuse a run whose planned rounds exceed what is left; raises as `PopulationBudget.check_plan`."""
+    """Refuse a run whose planned rounds exceed the remaining budget; raise as `PopulationBudget.check_plan`."""
     method, setting = experiment.method, experiment.setting
     for group in setting.groups:
         budget.check_plan(planned_charges(method, setting.of_group(group)), run, group.clients)
@@ -63,7 +63,7 @@ def check_plan(budget: PopulationBudget, experiment: Experiment, run: str) -> No
 
 
 def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Scope, float | None]:
-    """The scope that a budget takes from a typical configuration, and the best order for it where that samples in secret."""
+    """Return the scope of a budget from a typical configuration, and the best order if that samples in secret."""
     if like is None:
         return Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE), None
     method, setting = calibrated_setting(load_config(like))
@@ -74,6 +74,6 @@ def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Sc
 
 
 def run_name(experiment: Experiment, run_id: str) -> str:
-    """The name of the run's releases in the budget: those of one project share what stands before the slash."""
+    """Return the run's name in the budget; runs of one project share the part before the slash."""
     project = experiment.budget.project
     return f"{project}/{run_id}" if project else run_id

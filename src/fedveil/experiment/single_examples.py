@@ -1,4 +1,4 @@
-"""Try the gradients of single examples, which DP-SGD needs, on public examples before any release."""
+"""Trial of the gradients of single examples, which DP-SGD needs, on public examples before any release."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _REMEDIES = {
     "data pointer": "compute with torch in the place of numpy",
     "Sparse": "leave sparse=True out",
 }
-"""What to do, by what a traceback says that `torch.func.vmap` cannot run."""
+"""Remedies, by the part of an error's text that shows what `torch.func.vmap` cannot run."""
 _LOOP = "or set training.per_example = 'loop': each example has a pass of its own, which is slower"
 
 
 def check_single_examples(model: FlatModel, x: Tensor, y: Tensor, task: Task, *, loop: bool) -> list[str]:
-    """Take the gradients of single examples as training does; the model stays as it is.
+    """Compute the gradients of single examples as training does, without changing the model.
 
     Args:
         x, y: public examples [n, ...] and targets [n, ...]. loop: as training.per_example = 'loop'.
 
     Returns:
-        What its owner should know, where it can be trained all the same.
+        Remarks for the owner of a model that can be trained.
 
     Raises:
         ConfigError: what cannot be done, where in the user's code, and what to do.
@@ -64,23 +64,23 @@ def check_single_examples(model: FlatModel, x: Tensor, y: Tensor, task: Task, *,
             f"forward pass, where one number may serve several examples: draw from torch, such as torch.rand"
         )
     gradients = partial(per_example_gradients, model.module, x, y, task.losses_in_full)
-    found = _tried(model, partial(gradients, loop=loop))
-    alone = found if loop else _tried(model, partial(gradients, loop=True))
-    if isinstance(found, Exception):
+    tried = _tried(model, partial(gradients, loop=loop))
+    alone = tried if loop else _tried(model, partial(gradients, loop=True))
+    if isinstance(tried, Exception):
         if isinstance(alone, Exception):
-            raise ConfigError(f"model: {name} cannot be trained on a single example: {_told(alone)}") from alone
+            raise ConfigError(f"model: {name} cannot be trained on a single example: {_described(alone)}") from alone
         raise ConfigError(
-            f"model: {name} is called on single examples by torch.func.vmap, which cannot run this: {_told(found)}; "
-            f"{_remedy(found)}{_LOOP}"
-        ) from found
+            f"model: {name} is called on single examples by torch.func.vmap, which cannot run this: {_described(tried)}; "
+            f"{_remedy(tried)}{_LOOP}"
+        ) from tried
     if _drawn_by(model, x):
         return []
-    _refuse_others(model, found, alone)
+    _refuse_others(model, tried, alone)
     return _of_batches(model, x)
 
 
 def packs(model: FlatModel, x: Tensor) -> bool:
-    """Return whether the network packs sequences: their shapes follow from values, so vmap cannot run it and it takes the loop.
+    """Return whether the network packs sequences: shapes then depend on values, so vmap cannot run it, and it needs the loop.
 
     Args:
         x: public examples [n, ...].
@@ -94,7 +94,7 @@ def packs(model: FlatModel, x: Tensor) -> bool:
 
 
 class _Packing(TorchFunctionMode):
-    """Notes whether a sequence is packed, in this thread alone."""
+    """Records whether a sequence is packed, in this thread only."""
 
     seen = False
 
@@ -125,7 +125,7 @@ def _refuse_by_type(model: FlatModel, *, loop: bool) -> None:
 
 
 def _drawn_by(model: FlatModel, x: Tensor) -> set[str]:
-    """The libraries from whose global generators a forward pass draws."""
+    """Return the libraries from whose global generators a forward pass draws."""
     with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was():
         before = _states(x.device)
         model.module(x[:2].clone())
@@ -134,12 +134,12 @@ def _drawn_by(model: FlatModel, x: Tensor) -> set[str]:
 
 def _states(device: torch.device) -> dict[str, str]:
     drawn = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-    elsewhere = np.random.get_state()  # noqa: NPY002 : what is looked for
+    elsewhere = np.random.get_state()  # noqa: NPY002 : to detect its use
     return {"random": repr(random.getstate()), "numpy.random": repr(elsewhere), "torch": repr(drawn.tolist())}
 
 
 def _tried(model: FlatModel, gradients: Callable[[], tuple[list[Block], Tensor]]) -> Tensor | Exception:
-    """The gradients [n, d], or why there are none."""
+    """Return the gradients [n, d], or the error."""
     with Randomness(0).forward(model.vector.device, "single examples"), model.as_it_was():
         try:
             return rows(gradients()[0])
@@ -147,7 +147,7 @@ def _tried(model: FlatModel, gradients: Callable[[], tuple[list[Block], Tensor]]
             return error
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     place = users_place(frames_of(error))
     return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}{f' (at {place})' if place else ''}"
 
@@ -157,11 +157,11 @@ def _remedy(error: Exception) -> str:
     return next((f"{remedy}, " for sign, remedy in _REMEDIES.items() if sign in text), "")
 
 
-def _refuse_others(model: FlatModel, found: Tensor, alone: Tensor | Exception) -> None:
-    """Refuse a network whose gradients under vmap are others than those of backward passes, as where it hides its weights."""
+def _refuse_others(model: FlatModel, together: Tensor, alone: Tensor | Exception) -> None:
+    """Refuse a network whose gradients under vmap differ from those of backward passes, as when it hides its weights."""
     if isinstance(alone, Exception):
         return
-    for name, one, other in zip(model.layout.names, model.layout.split(found.T), model.layout.split(alone.T), strict=True):
+    for name, one, other in zip(model.layout.names, model.layout.split(together.T), model.layout.split(alone.T), strict=True):
         if not bool((one - other).norm() <= 0.1 * other.norm() + 1e-6 * alone.norm()):
             raise ConfigError(
                 f"model: the gradient of {name} under torch.func.vmap, which calls {type(model.module).__name__} on single "

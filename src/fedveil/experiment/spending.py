@@ -1,4 +1,4 @@
-"""What a run has spent so far: the proven epsilon of the releases charged up to a round, in the run's own view."""
+"""The proven epsilon of the releases charged up to a round, in the run's own view."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 COLUMN = "epsilon_spent"
 _KNOTS, _APART = 8, 20
-"""Sampled releases are composed exactly after an eighth of the rounds, and two eighths, ..., and at least 20 rounds apart."""
+"""Number of knots per run, and their least distance in rounds: at knots sampled releases are composed exactly."""
 
 Total = tuple[float, frozenset[tuple[SecretSample, int]]]
-"""What one client, or the aggregate, released: the sum of mu^2, and the number of each kind of sampled release."""
+"""Releases of one client or the aggregate: the sum of mu^2, and the number of each kind of sampled release."""
 
 
 def spending_of(job: Federation, statement: Statement) -> Callable[[Progress], None]:
-    """Return the callback that adds the column to the record of a round that has ended; where nothing is proven it adds none."""
+    """Return a callback that adds the column to a finished round's record; if nothing is proven it adds none."""
     after = _column(job, statement)
     return lambda progress: progress.history[-1].public.update(after(progress.round - 1))
 
@@ -51,11 +51,11 @@ def _column(job: Federation, statement: Statement) -> Callable[[int], Row]:
 
 
 class EpsilonSpent:
-    """Epsilon over the rounds, read off the ledger's new rows.
+    """Epsilon over the rounds, computed from the ledger's new rows.
 
-    Gaussian releases are composed exactly after each round. Sampled ones cost no more than their Renyi bound, than what the plan
-    has cost at the next knot, where it is composed as in the statement, and than the whole plan; at its end it is the
-    statement's number.
+    Gaussian releases are composed exactly after each round. Sampled ones are bounded by the least of three numbers: their Renyi
+    bound, the cost of the plan up to the next knot, composed as in the statement, and the whole plan. At the end of the plan it
+    is the statement's number.
 
     Args:
         ledger: of the run. statement: with a finite proven epsilon.
@@ -77,7 +77,7 @@ class EpsilonSpent:
         self._knots: dict[int, float] = {}
 
     def after(self, round: int) -> Row:
-        """Return the column of a round that has ended."""
+        """Return the column of a finished round."""
         for number, client, event in self._ledger.charged_since(self._read):
             self._read = number
             if isinstance(event, Unbounded):
@@ -90,7 +90,7 @@ class EpsilonSpent:
         return {COLUMN: math.inf if self._unbounded else max((self._epsilon(t, ended) for t in self._totals()), default=0.0)}
 
     def _totals(self) -> Iterable[Total]:
-        """Those among which the dearest is."""
+        """Return totals that include the most expensive one."""
         if not self._sampled:
             return [(max(self._squares.values()), frozenset())] if self._squares else []
         kinds = {event for counts in self._sampled.values() for event in counts}
@@ -119,7 +119,7 @@ class EpsilonSpent:
         return rdp_epsilon(orders, curve, charged_delta(self._proven.epsilon, self._proven.delta, self._variation))
 
     def _at_next_knot(self, total: Total) -> float:
-        """The cost of the plan up to the knot at which it covers `total`."""
+        """Return the cost of the plan up to the knot at which it covers `total`."""
         ((event, count),) = self._planned[1]
         each = count / self._setting.participations
         stride = each * max(_APART, math.ceil(self._setting.participations / _KNOTS))
@@ -149,7 +149,7 @@ def _events(total: Total) -> Iterator[Event]:
 
 
 def _covers(plan: Total, total: Total) -> bool:
-    """Whether a plan of at most one kind of sampled release costs at least `total`, up to the rounding of noise levels."""
+    """Return whether a plan with at most one kind of sampled release costs at least `total`, up to rounding of noise levels."""
     if total[0] > plan[0] * (1 + 4 * ROUNDING) or len(plan[1]) > 1:
         return False
     for planned, count in plan[1]:

@@ -1,8 +1,8 @@
 """Trackers, which follow a run round by round, and the values that they get.
 
-A tracker is found through the entry points of its group, so that a package of one's own can bring one.
-What it is told is what the run directory holds: training losses and clients' accuracies in it are computed from private data
-without noise, so a tracker must be as private as the run directory.
+Trackers are loaded through the entry points of their group, so a custom package can provide one. They get the contents of the run
+directory: its training losses and clients' accuracies are computed from private data without noise, so a tracker must be as
+private as the run directory.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Begun:
-    """What a tracker gets when a run begins or goes on.
+    """Information for a tracker when a run begins or is resumed.
 
     Args:
         run: the run's id. path: its directory. config: the whole configuration by section. layers: names of the model's layers.
-        history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
-        columns: what the numbers of a row are, in words; marked private once a round has kept a value so.
+        history: rows of earlier rounds, if the run is resumed; a tracker adds those that it lacks.
+        columns: descriptions of a row's numbers; marked private once a round has stored a value in its private half.
     """
 
     run: str
@@ -47,73 +47,73 @@ class Begun:
 
 
 def numbers(record: Row, layers: Sequence[str], columns: Columns | None = None) -> dict[str, float]:
-    """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
+    """Return every number of a row that is not a client's, by name; a layer's as `column/layer`."""
     columns = columns or Columns()
-    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and columns[k].kind == "number"}
+    values_by_name = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and columns[k].kind == "number"}
     for column, values in layer_cells(record, len(layers), columns).items():
-        found.update({f"{column.name}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
-    return found
+        values_by_name.update({f"{column.name}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
+    return values_by_name
 
 
 def settings(begun: Begun) -> dict[str, Any]:
-    """The configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
+    """Return the configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
     keys = flat(present(begun.config))
-    found = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
+    values = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
     for numbers in begun.statement.views:
         reason = f": {numbers.proven.reason}" if numbers.proven.reason else ""
-        found[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
+        values[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
         if numbers.claimed is not None:
-            found[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
-    return found
+            values[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
+    return values
 
 
 def epsilons(statement: Statement) -> dict[str, float]:
-    """Claimed and proven epsilon by view, where finite."""
-    found = {f"proven_epsilon/{v.view.value}": v.proven.epsilon for v in statement.views}
-    found |= {f"claimed_epsilon/{v.view.value}": v.claimed.epsilon for v in statement.views if v.claimed is not None}
-    return {key: epsilon for key, epsilon in found.items() if math.isfinite(epsilon)}
+    """Return claimed and proven epsilon by view, if finite."""
+    values = {f"proven_epsilon/{v.view.value}": v.proven.epsilon for v in statement.views}
+    values |= {f"claimed_epsilon/{v.view.value}": v.claimed.epsilon for v in statement.views if v.claimed is not None}
+    return {key: epsilon for key, epsilon in values.items() if math.isfinite(epsilon)}
 
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracker(Protocol):
-    """Something that follows a run. What `begin` raises ends the run before training; afterwards it costs the tracker only."""
+    """Follower of a run. An error in `begin` ends the run before training; a later error only disables the tracker."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Return the name for messages."""
         ...
 
     def begin(self, begun: Begun) -> None:
-        """Before the first round."""
+        """Called before the first round."""
         ...
 
     def round(self, record: Row) -> None:
-        """After each round, with the history's new row."""
+        """Called after each round, with the history's new row."""
         ...
 
     def end(self, status: Status) -> None:
-        """When all files of the run are written, or when it was cut short."""
+        """Called when all files of the run are written, or when it was cut short."""
         ...
 
 
 def tracker_named(name: str) -> Tracker:
-    """A new tracker of that name, as `run.track` gives it.
+    """Return a new tracker by its name in `run.track`.
 
     Raises:
-        ConfigError: no installed package brings it.
+        ConfigError: no installed package provides it.
     """
-    found = entry_points(group="fedveil.trackers")
-    if name not in found.names:
-        raise unknown("run.track", name, "tracker", sorted(found.names))
-    make: Callable[[], Tracker] = found[name].load()
+    available = entry_points(group="fedveil.trackers")
+    if name not in available.names:
+        raise unknown("run.track", name, "tracker", sorted(available.names))
+    make: Callable[[], Tracker] = available[name].load()
     return make()
 
 
 @contextmanager
 def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Row], None]]:
-    """Begin with all trackers, hand each round's row to them, and end them however the run ends.
+    """Begin with all trackers, pass each round's row to them, and end them however the run ends.
 
     A tracker that fails after training has begun is not called again, and a warning says so; the run goes on.
 

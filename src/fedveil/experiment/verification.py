@@ -1,10 +1,10 @@
-"""Bind the files of a run together, sign the last digest, and verify a run directory or an archive of one.
+"""Binding of a run's files, signing of the last digest, and verification of a run directory or an archive of one.
 
-The opening is part of the ledger's first digest, the closing of its last; `fedveil verify` compares. What changes after the end
-(reports, audits), what is secret and not shown (checkpoints, noise state) and the ledger itself are not covered.
+The opening is part of the ledger's first digest, the closing of its last; `fedveil verify` compares them. Files that change after
+the end (reports, audits), secret files (checkpoints, noise state) and the ledger itself are not covered.
 
-A ledger may be published, and which private files there are tells of the data: failures.csv, that a client failed. So the closing
-binds all of them by one digest, that of `private/digests.json`, which lists theirs and stays in the folder `private`.
+A ledger may be published, but the list of private files reveals data: failures.csv, that a client failed. So the closing binds
+all of them by one digest, that of `private/digests.json`, which lists their digests and stays in the folder `private`.
 
 Anybody can check it without fedveil: `head -n 1 RUN/closing.sig | ssh-keygen -Y verify -n fedveil-run -f SIGNERS -I NAME -s
 <(tail -n +2 RUN/closing.sig)`.
@@ -32,15 +32,15 @@ from fedveil.verify import Finding, Verification, verify_run
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
 DIGESTS = f"{PRIVATE}/digests.json"
-"""The digests of the private files that a run leaves after its opening."""
+"""File with the digests of the private files that a run writes after its opening."""
 _UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
 
 
 def digests_of(run: Path) -> dict[str, str]:
-    """SHA-256 of each file that is bound, by its path in the run directory.
+    """Return the SHA-256 of each bound file, by its path in the run directory.
 
-    Private files are hashed behind the salt of the run, since their digests are published: training loss or label counts could
-    be guessed, and a digest would confirm the guess, and with it a membership.
+    Private files are hashed after the salt of the run, because their digests are published: otherwise a digest would confirm a
+    guess of training losses or label counts, and with it a membership.
     """
     files = [file for folder in FOLDERS for file in sorted((run / folder).glob("*")) if file.is_file()]
     bound = [file for file in files if not file.name.startswith(_UNBOUND) and not file.name.endswith(DRAFT)]
@@ -54,25 +54,25 @@ def _private(name: str) -> bool:
 
 
 def _salt(run: Path) -> bytes:
-    """What is hashed before each private file."""
+    """Return the bytes hashed before each private file."""
     salt = run / PRIVATE / SALT
     return salt.read_bytes() if salt.exists() else b""
 
 
 def opening(run: Path, method: str) -> dict[str, Any]:
-    """What a ledger says at its opening: the digests of the files that a run writes before it trains, whatever the data."""
+    """Return the opening of a ledger: the digests of the files that a run writes before it trains, for any data."""
     return {"method": method, "files": digests_of(run)}
 
 
 def check_opening(run: Path) -> None:
-    """Whether what was written at the opening is still there, before anything is added that can only be verified with it.
+    """Check that the files of the opening are unchanged, before anything is added that could only be verified with them.
 
     Raises:
-        LedgerError: a file is gone or changed; the message names it.
+        LedgerError: a file is missing or changed; the message names it.
     """
     with Ledger.open(run / "ledger.sqlite") as ledger:
-        opened, there = ledger.meta.get("files", {}), digests_of(run)
-    if wrong := [name for name, digest in opened.items() if there.get(name) != digest]:
+        opened, now = ledger.meta.get("files", {}), digests_of(run)
+    if wrong := [name for name, digest in opened.items() if now.get(name) != digest]:
         raise LedgerError(
             f"{run} is not as the run left it: {', '.join(wrong)} changed or gone since its start, so nothing that it released "
             f"could be verified; put back what was there, then resume"
@@ -80,29 +80,29 @@ def check_opening(run: Path) -> None:
 
 
 def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> str:
-    """Write DIGESTS and close the ledger over all that lies there since its opening; returns the closing digest, 64 hex digits.
+    """Write DIGESTS, close the ledger over all files since its opening, and return the closing digest, 64 hex digits.
 
     Args:
         rounds: number of finished rounds. ended: why the run stopped early, or an empty string.
-        last: files that are written once the ledger is closed, so that they tell that the run has ended.
+        last: files written after the ledger is closed, so that they show that the run has ended.
 
     Raises:
-        LedgerError: it is closed over something else already.
+        LedgerError: it is already closed over other content.
     """
     with Ledger.open(run / "ledger.sqlite") as ledger:
-        known = {*ledger.meta["files"], *last, DIGESTS}
-        there = {name: digest for name, digest in digests_of(run).items() if name not in known}
-        own = json_text({name: digest for name, digest in there.items() if _private(name)}).encode()
-        files = {name: digest for name, digest in there.items() if not _private(name)}
-        files |= {DIGESTS: hashlib.sha256(_salt(run) + own).hexdigest()}
+        listed = {*ledger.meta["files"], *last, DIGESTS}
+        new = {name: digest for name, digest in digests_of(run).items() if name not in listed}
+        private_digests = json_text({name: digest for name, digest in new.items() if _private(name)}).encode()
+        files = {name: digest for name, digest in new.items() if not _private(name)}
+        files |= {DIGESTS: hashlib.sha256(_salt(run) + private_digests).hexdigest()}
         files |= {name: hashlib.sha256(content).hexdigest() for name, content in last.items()}
         content = {"files": dict(sorted(files.items())), "rounds": rounds, "ended": ended}
         if ledger.closing is None:
             private_folder(run)
-            write_bytes(run / DIGESTS, own)
+            write_bytes(run / DIGESTS, private_digests)
             return ledger.conclude(content)
-        held, digest = ledger.closing
-        if held != content:
+        closed_over, digest = ledger.closing
+        if closed_over != content:
             raise LedgerError(f"the ledger of {run} is closed over other files: move the run away and keep it as it is")
         return digest
 
@@ -113,7 +113,7 @@ SUBJECT = "signature"
 
 
 class Signer(NamedTuple):
-    """Who is to have signed: a name, and the allowed_signers file (see ssh-keygen) that says which keys are that person's."""
+    """Required signer: a name, and the allowed_signers file (see ssh-keygen) with that person's keys."""
 
     identity: str
     allowed: Path
@@ -126,18 +126,18 @@ def sign_run(run: Path, key: Path) -> Path:
         key: a private key, or the .pub file of a key that ssh-agent holds.
 
     Raises:
-        FedveilError: nothing to sign, something contradicted, a signature already there, ssh-keygen refuses, or no room.
+        FedveilError: nothing to sign, a contradiction, an existing signature, an error of ssh-keygen, or a full disk.
     """
     target = run / SIGNATURE
     if target.exists():
         raise FedveilError(f"{target} exists: a run is signed once; move the signature away to sign anew")
-    found = verify_run(run)
-    wrong = [f"{f.subject}: {f.text}" for f in found.findings if f.kind == "contradicted"]
+    verified = verify_run(run)
+    wrong = [f"{f.subject}: {f.text}" for f in verified.findings if f.kind == "contradicted"]
     if wrong:
         raise FedveilError(f"{run} contradicts itself, so it is not signed: {'; '.join(wrong)}")
-    if not found.closing:
+    if not verified.closing:
         raise FedveilError(f"{run} has no closed ledger that can be read, so there is no closing digest to sign")
-    message = f"{found.closing}\n"
+    message = f"{verified.closing}\n"
     signed = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE], message)
     if signed.returncode:
         raise FedveilError(f"ssh-keygen cannot sign with {key}: {_last_line(signed.stderr)}")
@@ -149,13 +149,13 @@ def sign_run(run: Path, key: Path) -> Path:
 
 
 def check_signature(run: Path, closing: str, signer: Signer | None) -> Finding | None:
-    """What `closing.sig` of a run directory says; None where there is none and none is asked for.
+    """Return the result for `closing.sig` of a run directory; None if it is missing and none is required.
 
     Args:
-        closing: the closing digest that the ledger has.
+        closing: the closing digest of the ledger.
 
     Raises:
-        FedveilError: the file of allowed signers cannot be read, or there is no ssh-keygen.
+        FedveilError: the file of allowed signers cannot be read, or ssh-keygen is missing.
     """
     if signer is not None and not signer.allowed.is_file():
         raise FedveilError(
@@ -195,16 +195,16 @@ def _last_line(text: str) -> str:
 
 
 MOST_BYTES, MOST_FILES = 4 << 30, 10_000
-"""What is unpacked at most; a zip of a few kilobytes can hold petabytes."""
+"""Limits of what is unpacked; a zip of a few kilobytes can hold petabytes."""
 _BROKEN = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError, EOFError)
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The run directory in a zip, for as long as it is needed.
+    """Yield the run directory in a zip, unpacked temporarily.
 
     Raises:
-        ConfigError: no zip, a broken one, one over the limits or with doubtful names, or not one run in it.
+        ConfigError: not a zip, a broken one, one over the limits or with doubtful names, or not exactly one run in it.
     """
     with tempfile.TemporaryDirectory(prefix="fedveil-run-") as folder:
         try:
@@ -220,23 +220,23 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def _check(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Refuse, before anything is written, what is too large, or what is not the same files to everybody who unpacks it."""
+    """Refuse, before anything is written, an archive that is too large, or that different programs would unpack differently."""
     size = sum(entry.file_size for entry in entries)
     if size > MOST_BYTES or len(entries) > MOST_FILES:
         raise ConfigError(
             f"{path} would unpack to {size:,} bytes in {len(entries):,} files, and at most {MOST_BYTES:,} bytes in "
             f"{MOST_FILES:,} files are unpacked: unpack it yourself and give the directory"
         )
-    seen = set[str]()
+    names = set[str]()
     for entry in entries:
         name = PurePosixPath(entry.filename.replace("\\", "/"))
         if name.is_absolute() or ".." in name.parts or ":" in entry.filename or stat.S_ISLNK(entry.external_attr >> 16):
             raise ConfigError(f"{path} holds {entry.filename!r}, a link or a path out of its folder: nothing was unpacked")
-        if (folded := str(name).casefold()) in seen:
+        if (folded := str(name).casefold()) in names:
             raise ConfigError(
                 f"{path} holds {entry.filename!r} twice: nothing was unpacked, since programs differ in which they take"
             )
-        seen.add(folded)
+        names.add(folded)
 
 
 TITLES = {
@@ -247,30 +247,30 @@ TITLES = {
 }
 
 
-def headline(name: str, found: Verification) -> str:
-    """The outcome in one line."""
-    counts = [(len(lines), kind) for kind, lines in lines_by_kind(found).items() if kind != "trust"]
-    return f"{printable(name)}: {found.outcome} ({', '.join(f'{n} {TITLES[kind].lower()}' for n, kind in counts)})"
+def headline(name: str, verified: Verification) -> str:
+    """Return the outcome in one line."""
+    counts = [(len(lines), kind) for kind, lines in lines_by_kind(verified).items() if kind != "trust"]
+    return f"{printable(name)}: {verified.outcome} ({', '.join(f'{n} {TITLES[kind].lower()}' for n, kind in counts)})"
 
 
-def lines_by_kind(found: Verification) -> dict[str, list[str]]:
-    """The findings of each kind that occurs, a line each."""
-    lines = {kind: [f"{printable(f.subject)}: {printable(f.text)}" for f in found.findings if f.kind == kind] for kind in TITLES}
+def lines_by_kind(result: Verification) -> dict[str, list[str]]:
+    """Return the findings of each kind that occurs, a line each."""
+    lines = {kind: [f"{printable(f.subject)}: {printable(f.text)}" for f in result.findings if f.kind == kind] for kind in TITLES}
     return {kind: some for kind, some in lines.items() if some}
 
 
-def problems(found: Verification) -> list[str]:
-    """What is contradicted, and what could not be checked, a line each."""
+def problems(verified: Verification) -> list[str]:
+    """Return what is contradicted, and what could not be checked, a line each."""
     return [
         f"{TITLES[kind].lower()}: {line}"
-        for kind, lines in lines_by_kind(found).items()
+        for kind, lines in lines_by_kind(verified).items()
         for line in lines
         if kind in ("contradicted", "unknown")
     ]
 
 
 def printable(text: str) -> str:
-    """A stranger's text on one line: what would move a cursor, turn the writing or start a line is shown as its escape."""
+    """Return an untrusted text on one line, with escapes for characters that move the cursor, change direction or break lines."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -282,15 +282,15 @@ def verification(
     trust_plugins: bool = False,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Verification:
-    """Check a run directory, or a zip of one; nothing is written to it, and no code of it runs unless its plugins are trusted.
+    """Check a run directory, or a zip of one; nothing is written to it, and its code runs only if its plugins are trusted.
 
     Args:
-        pin: the closing digest that is known from elsewhere. signer: who is to have signed it.
-        trust_plugins: run plugins that the run names, at their recorded digests, to make the statement again.
-        on_step: called with (rows of the ledger read, rows there).
+        pin: the closing digest as known from elsewhere. signer: required signer.
+        trust_plugins: run plugins that the run names, at their recorded digests, to recompute the statement.
+        on_step: called with (rows of the ledger read, all rows).
 
     Raises:
-        FedveilError: the signature is to be checked and cannot be.
+        FedveilError: a required signature cannot be checked.
     """
     if Path(path).is_dir():
         return _of_directory(Path(path), pin, signer, trust_plugins, on_step)
@@ -301,18 +301,18 @@ def verification(
         return Verification((Finding("unknown", "run", str(problem)),))
 
 
-def verified_ledger(found: Verification) -> str:
-    """The closing digest, if rows, chain and head are verified; else an empty string."""
-    right = {finding.subject for finding in found.findings if finding.kind == "verified"}
-    return found.closing if {"ledger", "head"} <= right else ""
+def verified_ledger(verified: Verification) -> str:
+    """Return the closing digest if rows, chain and head are verified; else an empty string."""
+    right = {finding.subject for finding in verified.findings if finding.kind == "verified"}
+    return verified.closing if {"ledger", "head"} <= right else ""
 
 
 def _of_directory(
     run: Path, pin: str | None, signer: Signer | None, trust_plugins: bool, on_step: Callable[[int, int], None] | None
 ) -> Verification:
-    found = verify_run(run, pin=pin, on_step=on_step)
-    if len(found.findings) == 1:  # it was not read at all, so nothing else of it is
-        return found
+    verified = verify_run(run, pin=pin, on_step=on_step)
+    if len(verified.findings) == 1:  # it could not be read at all, so nothing else of it can
+        return verified
     added = recertify(run, trust_plugins=trust_plugins) if (run / "statement.json").is_file() else []
-    signature = check_signature(run, found.closing, signer)
-    return Verification((*found.findings, *added, *([signature] if signature else [])), found.closing)
+    signature = check_signature(run, verified.closing, signer)
+    return Verification((*verified.findings, *added, *([signature] if signature else [])), verified.closing)

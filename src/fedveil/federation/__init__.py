@@ -1,1 +1,1 @@
-"""The round: sampling, client round, server round, engines, evaluation."""
+"""Rounds of a federated run: sampling, client round, server round, engines and evaluation."""

@@ -1,4 +1,4 @@
-"""What everyone has when a round begins: the global models, and what the server makes of them on the public split."""
+"""Public inputs of a round: the released global models, and what the server computes on the public split."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def released(federation: Federation, progress: Progress) -> Released:
-    """All that a policy may see before the coming round; a function of what was released, the seed and the public split.
+    """Return all that a policy may see before the coming round: a function of past releases, the seed and the public split.
 
     Raises:
-        ConfigError: the policy asks for training on the public split, and there is none.
+        ConfigError: the policy trains on the public split, and the run has none.
         FedveilError: that training diverged.
     """
     return Released(
@@ -45,7 +45,7 @@ def _public_loss(federation: Federation, progress: Progress) -> float | None:
 
 
 def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
-    """How the policy's `public_steps` of plain local training on the public split move the global model [d]."""
+    """Return the change of the global model [d] after the policy's `public_steps` of plain training on the public split."""
     context, t = federation.context, progress.round
     steps: int | None = getattr(context.policy.part, "public_steps", None)
     if steps is None:

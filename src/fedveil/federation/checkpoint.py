@@ -1,14 +1,15 @@
-"""Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
+"""Checkpoints: a run's progress, saved to disk after each round, atomically and without pickle.
 
-    head.json            the run, the round, digests of what to read, the ledger's position: replaced last, by renaming
-    journal.jsonl        one line a round: the history's record, who took part, whose cap is spent; the length in the head counts
-    global-R.safetensors model, buffers, server optimiser and common policy state after round R; that of the round before is
-                         kept for its model, which is the model before the last step
-    states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
+    head.json            the run, the round, digests of the files below, the ledger's position; replaced last, by renaming
+    journal.jsonl        one line per round: the history's record, the participants, the clients whose caps are spent; only
+                         the length that the head states is valid
+    global-R.safetensors model, buffers, server optimiser and common policy state after round R; the previous round's file
+                         is retained because it holds the model before the last step
+    states-R.safetensors states of the clients whose states changed in round R, retained while one of them is current
 
-They hold private states, so they are for their owner alone (modes 700 and 600).
-What a round did not change is not written again, so a round costs the same with any number of clients, and a model is written
-once. `begin` writes beside whatever else is done, in a thread; nothing may be released before `finish`.
+Checkpoints hold private states, so only their owner can read them (modes 700 and 600).
+Each round writes only what it changed, so the cost does not grow with the number of clients, and each model is written once.
+`begin` writes in a background thread; nothing may be released before `finish` returns.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Drafts:
-    """Files for their owner alone that get their names once all of them are on the disk; on failure no draft is left."""
+    """Files readable by their owner only, renamed into place once all are on disk; a failure leaves no drafts behind."""
 
     def __init__(self) -> None:
         self._open: list[IO[bytes]] = []
@@ -55,7 +56,7 @@ class Drafts:
                 draft.unlink()
 
     def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
-        """Write what shall be at `path`."""
+        """Write the draft of the file `path`."""
         draft = self._unnamed[path] = path.with_name(path.name + DRAFT)
         file = open(draft, "wb", opener=owner_only)  # noqa: SIM115 (closed when all are named)
         self.sync_too(file)
@@ -63,14 +64,14 @@ class Drafts:
         file.flush()
 
     def sync_too(self, file: IO[bytes]) -> None:
-        """An open file that must be on the disk before the drafts get their names; it is closed with them."""
+        """Sync an open file together with the drafts, before they get their names; it is closed with them."""
         self._open.append(file)
 
     def sync(self) -> None:
-        """Wait until all that was written is on the disk, which takes little longer for several files at once than for one.
+        """Wait until everything written is on disk; all files are synced in parallel.
 
         Raises:
-            OSError: one of them is not.
+            OSError: a file could not be synced.
         """
         problems: list[BaseException] = []
 
@@ -89,20 +90,20 @@ class Drafts:
             raise problems[0]
 
     def rename(self, path: Path) -> None:
-        """Give the draft its name."""
+        """Rename a draft to its final name."""
         self._unnamed[path].replace(path)
         del self._unnamed[path]
 
 
 @dataclass(frozen=True)
 class UnsavedRound:
-    """What one round changed, as it was when the round was over; nothing of it changes while the next round's clients train.
+    """Snapshot of what one round changed; training of the next round does not modify it.
 
     Args:
-        took_part: clients, with the rounds that each took part in. states: of clients; current: the round that last
-            changed each client's.
-        parts: of the common file; previous: the file of the model before, where it is not among them.
-        line: of the journal. spent: clients whose caps were spent. position: of the ledger.
+        took_part: number of rounds that each of this round's participants has taken part in. states: changed client states;
+            current: for each client, the round that last changed its state.
+        parts: contents of the global file; previous: name of the file with the previous model, if it is not among the parts.
+        line: for the journal. spent: clients whose caps this round spent. position: of the ledger.
     """
 
     number: int
@@ -118,7 +119,7 @@ class UnsavedRound:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model that lies in a file, and how often it had been changed in place when it was written."""
+    """A saved model, with PyTorch's in-place version counter at the time it was written."""
 
     file: str
     model: Tensor
@@ -126,16 +127,16 @@ class SavedModel:
 
     @classmethod
     def of(cls, file: str, model: Tensor) -> SavedModel:
-        """The model as it is now."""
+        """Return a record of the model's current version."""
         return cls(file, model, model._version)
 
     def holds(self, model: Tensor) -> bool:
-        """Whether the file holds this model."""
+        """Return whether the file holds the model in its current version."""
         return model is self.model and model._version == self.version
 
 
 class RoundWriter(threading.Thread):
-    """Writes a round beside the main thread and keeps what went wrong."""
+    """Thread that writes a round in the background and stores the exception if that fails."""
 
     def __init__(self, round: int, write: Callable[[], None]) -> None:
         super().__init__(name="fedveil checkpoint")
@@ -144,7 +145,7 @@ class RoundWriter(threading.Thread):
         self._write = write
 
     def run(self) -> None:
-        """Write it."""
+        """Write the round."""
         try:
             self._write()
         except BaseException as problem:
@@ -156,17 +157,17 @@ _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder of their own.
+    """Checkpoints of one run, in a folder of their own.
 
     Args:
-        folder: made if absent. identity: what must be the same for the run to go on, plain JSON values.
-        ledger: whose position is saved with each round (see `ledger_position`), or None.
+        folder: created if absent. identity: JSON values that must match for the run to be resumed.
+        ledger: its position is saved with each round (see `ledger_position`); None without a ledger.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any], ledger: Path | None = None) -> None:
         self.folder, self.identity, self.ledger = folder, identity, ledger
         self._round, self._length = 0, 0
-        self._written = hashlib.sha256()  # of the journal
+        self._written = hashlib.sha256()  # SHA-256 of the journal
         self._digests: dict[str, str] = {}
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
@@ -176,28 +177,28 @@ class Checkpoints:
 
     @property
     def rounds(self) -> int:
-        """Rounds that are saved."""
+        """Return the number of saved rounds."""
         return self._round
 
     @property
     def writing(self) -> bool:
-        """Whether a round is on its way to the disk."""
+        """Return whether a round is being written."""
         return self._writer is not None and self._writer.is_alive()
 
     def save(self, progress: Progress) -> None:
-        """Write what the last round changed; when this returns, the run can go on from here, whatever happens.
+        """Write what the last round changed; once this returns, the run can be resumed from here.
 
         Raises:
-            FedveilError: the disk is full or may not be written; what was saved before is untouched.
+            FedveilError: the disk is full or not writable; the checkpoint before is untouched.
         """
         self.begin(progress)
         self.finish()
 
     def begin(self, progress: Progress) -> None:
-        """Begin to write what the last round changed, beside whatever else is done before `finish`.
+        """Start to write what the last round changed, in a background thread, until `finish` is called.
 
-        Until then nothing may be released, or a crash would repeat more than one round; and the models, the server's state and
-        the batch statistics of `progress` may be replaced, but not changed in place.
+        Until `finish` returns, nothing may be released, or a crash would repeat more than one round. The models, the server's
+        state and the batch statistics of `progress` may be replaced, but not changed in place.
         """
         self.finish()
         done = self._changes(progress)
@@ -205,10 +206,10 @@ class Checkpoints:
         self._writer.start()
 
     def finish(self) -> None:
-        """Wait until the round that was begun is saved.
+        """Wait until the round passed to `begin` is saved.
 
         Raises:
-            FedveilError: the disk is full or may not be written; what was saved before is untouched.
+            FedveilError: the disk is full or not writable; the checkpoint before is untouched.
         """
         if (writer := self._writer) is None:
             return
@@ -223,10 +224,10 @@ class Checkpoints:
             raise problem
 
     def load(self) -> Progress | None:
-        """The saved progress, or None when no round was finished.
+        """Return the saved progress, or None if no round has been saved.
 
         Raises:
-            ConfigError: saved by a run of another identity. FedveilError: a damaged checkpoint.
+            ConfigError: the checkpoint belongs to a run with another identity. FedveilError: the checkpoint is damaged.
         """
         path = self.folder / _HEAD
         if not path.exists():
@@ -291,7 +292,7 @@ class Checkpoints:
             drafts.sync()
             for tree in (f"states-{r}", name) if done.states else (name,):
                 drafts.rename(self._file(tree))
-            sync_folder(self.folder)  # what the head names is there before the head
+            sync_folder(self.folder)  # files that the head names must exist before it
             drafts.rename(self.folder / _HEAD)
         sync_folder(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
@@ -301,7 +302,7 @@ class Checkpoints:
         self._sweep()
 
     def _crowded(self, current: dict[int, int]) -> list[int]:
-        """Clients of the oldest file, once there are many files, so that outdated states do not pile up."""
+        """Return the clients of the oldest states file once there are over 64 files, so that outdated states do not pile up."""
         files = Counter(current.values())
         if len(files) <= 64:
             return []
@@ -366,9 +367,9 @@ class Checkpoints:
             for name, states in self._read_tree(f"states-{r}").items():
                 c = int(name)
                 if current.get(c) == r:
-                    for kept, state in ((progress.policies, states["policy"]), (progress.privates, states["private"])):
+                    for states_of, state in ((progress.policies, states["policy"]), (progress.privates, states["private"])):
                         if state is not None:
-                            kept[c] = state
+                            states_of[c] = state
         self._round, self._length, self._written = head["round"], head["journal"], written
         self._current, self._seen, self._spent = current, dict(progress.seen), set(progress.spent)
         self._models = models
@@ -383,12 +384,12 @@ class Checkpoints:
 
 
 def _record(saved: dict[str, Any]) -> Record:
-    """Version 0.2 saved one row, which counts as private until the run directory tells its halves."""
+    """Return the record of a journal line; version 0.2 saved one row, treated as private until the run directory splits it."""
     return Record({"round": saved.pop("round")}, saved) if "round" in saved else Record(**saved)
 
 
 def ledger_position(folder: Path) -> tuple[int, str]:
-    """Number and digest of the last release that the ledger held when the checkpoint in `folder` was saved; (0, "") if none."""
+    """Return number and digest of the ledger's last release when the checkpoint in `folder` was saved, or (0, "")."""
     try:
         seq, digest = json.loads((folder / _HEAD).read_text(encoding="utf-8"))["ledger"] or (0, "")
     except FileNotFoundError:

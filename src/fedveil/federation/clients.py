@@ -43,28 +43,28 @@ class Clients:
         return len(self.offsets) - 1
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Examples and targets of one client, as copies.
+        """Return copies of one client's examples and targets.
 
-        Where a block begins follows from the sizes of those before it, and a matrix product may round by the address of what it
-        reads: on the block itself one client's number of examples would move what another computes.
+        A view would leak: a block's address depends on the sizes of earlier clients, and matrix products may round differently by
+        address, so one client's number of examples would change another's results.
         """
         lo, hi = int(self.offsets[client]), int(self.offsets[client + 1])
         return self.x[lo:hi].clone(), self.y[lo:hi].clone()
 
     def size(self, client: int) -> int:
-        """Examples of one client."""
+        """Return the number of examples of one client."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def alone(self, client: int) -> Clients:
-        """The same clients, of whom all but one have nothing."""
+        """Return the same clients with the examples of all others removed."""
         x, y = self.examples(client)
         return Clients(x, y, len(y) * (np.arange(len(self) + 1) > client))
 
     @cached_property
     def largest(self) -> int:
-        """Examples of the largest client, at least 1."""
+        """Return the number of examples of the largest client, at least 1."""
         return max(int(self.sizes().max(initial=0)), 1)
 
     def sizes(self) -> NDArray[np.int64]:
-        """Examples of each client [N]."""
+        """Return the number of examples of each client [N]."""
         return np.diff(self.offsets)

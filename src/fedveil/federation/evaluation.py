@@ -1,4 +1,4 @@
-"""Scores of a run's models: on the public test set, by client, and the score by which a run is chosen."""
+"""Scores of a run's models: on the public test set, per client, and the noisy score used to select a run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 DECAY = 0.9
-"""Of the exponential moving average: what is left of a model's weight a round later."""
+"""Decay of the exponential moving average: the share of a model's weight that remains one round later."""
 
 
 def average_in(federation: Federation, progress: Progress) -> None:
-    """Take the model after the coming round's step into the average, in float64."""
+    """Add the model after the coming round's step to the running average, in float64."""
     s, kind, average = federation.setting, federation.setting.final_model, progress.average
     if kind == "last" or (kind == "tail" and progress.round < s.rounds - s.tail_rounds):
         return
@@ -46,23 +46,23 @@ def average_in(federation: Federation, progress: Progress) -> None:
 
 
 def final_model(progress: Progress) -> Tensor:
-    """The model [d] that the run would hand over now."""
+    """Return the model [d] that the run would release as final now."""
     if not progress.average:
         return progress.model
-    found: Tensor = (progress.average["total"] / progress.average["weight"]).to(progress.model.dtype)
-    return found
+    average: Tensor = (progress.average["total"] / progress.average["weight"]).to(progress.model.dtype)
+    return average
 
 
-def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) -> None:
-    """Refuse a score of what is no number; public: a model that was released, on public examples."""
-    name, kept = type(model.module).__name__, [part for part in found if part.is_floating_point()]
-    wrong = [part for part in kept if not bool(part.isfinite().all())]
+def _require_finite(task: Task, model: FlatModel, results: Evidence, loss: float) -> None:
+    """Refuse non-finite outputs or loss; the error may be public, since a released model is scored on public examples."""
+    name, floating = type(model.module).__name__, [part for part in results if part.is_floating_point()]
+    wrong = [part for part in floating if not bool(part.isfinite().all())]
     if wrong:
         raise FedveilError(
             f"model: the output of {name} on the test set is NaN or infinite: if training diverged, lower training.optimizer.lr "
             f"or privacy.noise_multiplier; else look for a division by zero or a logarithm in its forward"
         )
-    if len(found[0]) and math.isnan(loss):
+    if len(results[0]) and math.isnan(loss):
         raise FedveilError(
             f"task.name = {task.name!r}: the loss on the test set is NaN, and all outputs of {name} are finite: look for a "
             f"logarithm, or a division by zero, in the task"
@@ -70,7 +70,7 @@ def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) 
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:
-    """Return the network, loaded with the global model as it is now, and with its batch statistics."""
+    """Return the network with the current global model and its batch statistics loaded."""
     model = federation.context.model
     model.load(progress.model)
     model.load_buffers(federation.context.buffers if progress.buffers is None else progress.buffers)
@@ -78,26 +78,26 @@ def global_model(federation: Federation, progress: Progress) -> FlatModel:
 
 
 def handed_over(federation: Federation, progress: Progress) -> FlatModel:
-    """Return the network as the run would hand it over now: every score of a run is that of this model."""
+    """Return the network with the final model loaded, as of now; all scores of a run are of this model."""
     model = global_model(federation, progress)
     model.load(final_model(progress))
     return model
 
 
 def public_statistics(federation: Federation, progress: Progress) -> Tensor | None:
-    """The batch statistics on the public split of the model that would be handed over now.
+    """Return the final model's batch statistics on the public split.
 
-    None without such a split or such layers, and where the model has diverged.
+    Return None without a public split or batch normalisation, and if the model has diverged.
     """
     public = federation.public
     if public is None or len(public[1]) < 2 or not federation.context.buffers.numel():
         return None
-    found = estimated_statistics(handed_over(federation, progress), public[0])
-    return found if bool(found.isfinite().all()) else None
+    statistics = estimated_statistics(handed_over(federation, progress), public[0])
+    return statistics if bool(statistics.isfinite().all()) else None
 
 
 def evaluate(federation: Federation, progress: Progress) -> Record:
-    """Scores of the model that the run would hand over now on the public test set and on the clients' own test sets."""
+    """Return scores of the current final model on the public test set and on the clients' own test sets."""
     model = handed_over(federation, progress)
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
@@ -108,14 +108,14 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
 
 
 def public_scores(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Row:
-    """Return loss and metrics of a model that was released on the public test set."""
-    found = evidence(task, model, x, y)
-    _require_finite(task, model, found, loss := task.test_loss(*found))
-    return {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
+    """Return loss and metrics of a released model on the public test set."""
+    results = evidence(task, model, x, y)
+    _require_finite(task, model, results, loss := task.test_loss(*results))
+    return {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*results).items()}
 
 
 def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> list[float | None]:
-    """The main metric of each client; of none where the network fails on these examples: how a run ends is seen by all."""
+    """Return the main metric of each client; all None if the network fails, because a run's outcome is public."""
     none: list[float | None] = [None] * len(tests)
     context = federation.context
     if not len(tests.y):
@@ -128,9 +128,9 @@ def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> 
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Row:
-    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average.
+    """Return the main metric of the clients' personal models (see `HasPersonalModel`), on their own tests and on the test set.
 
-    None where a client's own model cannot be made, or fails: how a run ends is seen by all.
+    A score is None if a personal model cannot be made or fails, because a run's outcome is public.
     """
     objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
     whole = federation.personal_on_test_set
@@ -151,29 +151,29 @@ def _personal_scores(federation: Federation, progress: Progress) -> Row:
 def _own_scores(
     federation: Federation, progress: Progress, client: int, examples: Sequence[tuple[Tensor, Tensor]]
 ) -> list[float | None]:
-    """The main metric of the client's own model on each of these sets of examples; None where it fails there."""
+    """Return the main metric of a client's personal model on each set of examples; None where the model fails."""
     objective, state, context = federation.context.objective, progress.privates.get(client, {}), federation.context
     assert isinstance(objective, HasPersonalModel)
     model = global_model(federation, progress)
-    model.load(objective.personal(progress.model.clone(), state))  # of a copy: what it changes there is nobody else's
+    model.load(objective.personal(progress.model.clone(), state))  # a copy, so that changes to it affect no other client
     if "buffers" in state:
         model.load_buffers(state["buffers"])
-    here = replace(context, isolation="none")  # this is in a process of its own already, if any is
+    here = replace(context, isolation="none")  # this code already runs in a child process, if any
     return [found_by(partial(own_score, context.task, model, *given), here) for given in examples]
 
 
 def _mean(scores: Sequence[float | None]) -> float:
-    """Of those that are known; NaN where none is."""
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else math.nan
+    """Return the mean of the scores that are not None, or NaN."""
+    defined = [score for score in scores if score is not None]
+    return sum(defined) / len(defined) if defined else math.nan
 
 
 _MIDDLE = 0.5
-"""Scores are shares, and leave as their distance from here, so that one client moves the sum by at most this."""
+"""Centre of the scores, which are shares: released as distances from here, they bound one client's influence by this."""
 
 
 def check_score(task: Task, *, tests: bool) -> None:
-    """Refuse a task whose main metric is no share of right answers, and clients without examples to score on.
+    """Refuse a task whose main metric is not a share to maximise, and data without client test sets.
 
     Raises:
         ConfigError: with what to set.
@@ -191,10 +191,10 @@ def check_score(task: Task, *, tests: bool) -> None:
 
 
 def release_score(federation: Federation, progress: Progress) -> float | None:
-    """The noisy mean score of the model that is handed over, charged to the run; None where the run has no such score.
+    """Return the noisy mean score of the final model and charge it to the run; None if the run has no `score_noise`.
 
-    Each client scores by itself. One without examples to score on, or whose examples the network fails on, counts in the middle,
-    as one whose contribution is zeroed does: a failure of the run would be seen.
+    Each client is scored separately. A client without test examples, or on whose examples the network fails, counts as the
+    middle, as a zeroed contribution would: a failure of the run would reveal it.
     """
     s, context, tests = federation.setting, federation.context, federation.client_tests
     if s.selection is None or s.selection.score_noise is None:
@@ -210,6 +210,6 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
 
 
 def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-    """How far from the middle a client's own score is [1]."""
+    """Return the distance of one client's score from the middle [1]."""
     score = found_by(lambda: own_score(context.task, model, x, y), context)
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

@@ -1,4 +1,4 @@
-"""What a task keeps of a model's answers to examples, batch by batch, and what it makes of those of one client."""
+"""Evidence: the statistics that a task needs of a model's outputs, computed batch by batch, and scores of one client."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 _BATCH = 1000
-"""Examples at once."""
+"""Largest number of examples in a batch."""
 _STATISTICS_BATCH = 256
-"""At most so many at once where statistics of batches are estimated."""
+"""Largest batch size for estimating batch statistics."""
 _NUMBERS = 2**24
-"""Of the network's output at once, where an example has many: a score for each symbol at each place."""
+"""Largest number of outputs in a batch, for examples with many: a score for each symbol at each place."""
 
 
 def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Evidence:
-    """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
+    """Return the task's evidence on test examples [n, ...] and targets [n, ...], on the CPU.
 
-    Batch normalisation uses the statistics that are loaded, and they stay. What layers draw is the same for any examples,
-    whatever was tested before: else a public score would show how many examples a client's own test has.
+    Batch normalisation uses the loaded statistics and leaves them unchanged. Random layers draw the same numbers in every test;
+    otherwise a public score would reveal how many examples a client's test set has.
     """
-    kept, device = model.buffers(), model.vector.device
+    buffers, device = model.buffers(), model.vector.device
     model.eval()
     try:
         with torch.inference_mode(), Randomness(0).forward(device, "tests"):
             size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
             parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
-            found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
+            results = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
     finally:
         model.train()
-        if kept.numel():
-            model.load_buffers(kept)
-    return tuple(torch.cat(part) for part in zip(*found, strict=True))
+        if buffers.numel():
+            model.load_buffers(buffers)
+    return tuple(torch.cat(part) for part in zip(*results, strict=True))
 
 
 def estimated_statistics(model: FlatModel, x: Tensor) -> Tensor:
-    """The batch statistics of a model on public examples [n, ...]: the mean over batches of nearly one size."""
+    """Return a model's batch statistics on public examples [n, ...]: the mean over batches of nearly equal size."""
     device = model.vector.device
     batches = (part.to(device) for part in torch.tensor_split(x, -(-len(x) // _STATISTICS_BATCH)))
     with torch.no_grad(), Randomness(0).forward(device, "statistics"):
@@ -57,7 +57,7 @@ def estimated_statistics(model: FlatModel, x: Tensor) -> Tensor:
 
 def _output(model: FlatModel, x: Tensor) -> Tensor:
     try:
-        output: Tensor = model.module(x.clone())  # into which it may write
+        output: Tensor = model.module(x.clone())  # a copy, because the network may write into its input
         return in_full(output)
     except Exception as error:
         reason = (str(error) or "-").splitlines()[0]
@@ -68,15 +68,15 @@ def _output(model: FlatModel, x: Tensor) -> Tensor:
 
 
 def _fitting(model: FlatModel, two: Tensor) -> int:
-    """How many examples at once, by the output of two."""
+    """Return a batch size that suits the size of the network's output on two examples."""
     numbers = _output(model, two).numel() // len(two)
     return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
 def own_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | None:
-    """The main metric on one client's examples by themselves; None without any.
+    """Return the main metric on one client's examples, or None without examples.
 
-    Nobody else's data bear on it, not even by a rounding.
+    No other client's data influences it, not even through rounding.
     """
     if not len(y):
         return None
@@ -85,9 +85,9 @@ def own_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | Non
 
 
 def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-    """How many of a client's examples the model gets right and wrong [2], private; zeros without examples.
+    """Return how many of a client's examples the model gets right and wrong [2], private; zeros without examples.
 
-    Where the task's main metric is no accuracy, it divides the number of examples in its own proportion.
+    If the task's main metric is not an accuracy, the number of examples is split in proportion to the metric.
     """
     score = own_score(task, model, x, y)
     if score is None or math.isnan(score):

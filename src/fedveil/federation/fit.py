@@ -1,4 +1,4 @@
-"""A whole run: sample clients, let the engine run them, aggregate what was released, evaluate, record."""
+"""The training loop: sample clients, run them on the engine, aggregate their releases, evaluate, record."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, *callbacks: Callable[[Progress], None]) -> str:
-    """Train until the last round, until the budget is spent, or until all fail; `progress` is advanced in place.
+    """Train until the last round, until the budget is spent, or until all clients fail; advance `progress` in place.
 
     Returns:
-        Why the run ended before its last round, or an empty string.
+        The reason why the run ended early, or an empty string.
     """
     with _older_objects_kept(), engine:
         while progress.round < federation.setting.rounds:
@@ -55,11 +55,12 @@ def fit(federation: Federation, engine: Engine, progress: Progress, *callbacks: 
 
 
 def _nobody_trains(federation: Federation, progress: Progress) -> str:
-    """Return why no further round is charged after one in which every client failed, or an empty string.
+    """Return the reason to stop after a round in which every client failed, or an empty string.
 
-    A round of a single client tells of one client only, so it counts where all before it failed, too. Over machines the server
-    does not learn who failed, and those who are left out may be back in the next round. A run that is chosen among others goes
-    on, since how many rounds it has would tell about the data; and one with `min_survivors`, which says what a round needs.
+    A round with a single client says little, so it counts only if all earlier rounds failed, too. In a deployment the server does
+    not learn who failed, and clients that were left out may be back in the next round. Two kinds of runs go on: one that is
+    selected among others, because its number of rounds would depend on the data, and one with `min_survivors`, which states what
+    a round needs.
     """
     history, s = progress.history, federation.setting
     if not history or not all_failed(history[-1]) or s.selection is not None or s.min_survivors is not None:
@@ -71,25 +72,25 @@ def _nobody_trains(federation: Federation, progress: Progress) -> str:
 
 @contextmanager
 def _older_objects_kept() -> Iterator[None]:
-    """Spare the garbage collector, while a run lasts, the objects from before it, a few hundred thousand with torch.
+    """Exempt objects from before the run, a few hundred thousand with torch, from garbage collection while it lasts.
 
-    What is garbage goes first: thawed objects count as old, and in a process of many short runs the collector never gets to
-    those. Nothing is changed where somebody else froze objects: they are not ours to thaw.
+    Garbage is collected first: unfrozen objects count as old, and in a process with many short runs the collector never reaches
+    them. If other code has frozen objects already, nothing is changed.
     """
     ours = not gc.get_freeze_count()
     if ours:
-        gc.collect(1)  # since the last run
+        gc.collect(1)  # garbage of the last run
         gc.freeze()
     try:
         yield
     finally:
         if ours:
-            gc.collect()  # of this run
+            gc.collect()  # garbage of this run
             gc.unfreeze()
 
 
 def one_round(federation: Federation, engine: Engine, progress: Progress) -> None:
-    """One round: clients, door, server, evaluation; appends one row to the history."""
+    """Run one round (clients, door, server, evaluation) and append its record to the history."""
     begin = time.perf_counter()
     tasks, released, plan = asked(federation, progress, sample(federation, progress))
     outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
@@ -106,7 +107,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
 def asked(
     federation: Federation, progress: Progress, chosen: list[int]
 ) -> tuple[Iterator[ClientTask], Released, Plan | Raw | None]:
-    """The first half of a round: the tasks of the chosen clients, what was released before, and the plan that all have."""
+    """Return the tasks of the chosen clients, the earlier releases, and the plan if all share one: a round's first half."""
     context = federation.context
     released = released_before(federation, progress)
     if context.summed and not progress.common:
@@ -119,9 +120,9 @@ def asked(
 def answered(
     federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
 ) -> Record:
-    """The second half: release what the clients sealed, and move the global model; the round's record but for scores."""
+    """Release what the clients sealed, move the global model, and return the round's record without scores: the second half."""
     t, s, context = progress.round, federation.setting, federation.context
-    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}  # whether one of them failed is its secret
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}  # whether a client failed is secret
     remote = any(o.remote for o in outcomes)
     if not weights and len(outcomes) > 1 and not remote and s.min_survivors is None:
         reason = next((o.error for o in outcomes if o.error), "")
@@ -131,7 +132,7 @@ def answered(
         _remember(progress, o, always=federation.participation is not None)
     seen = SeenRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
-        mean, sent = _shown(federation, uploads), [server.coordinates(u, s.layout) for u in uploads]
+        mean, sent = _server_uploads(federation, uploads), [server.coordinates(u, s.layout) for u in uploads]
         noise = server.noise_variances(federation.method, s, uploads, weights, remote=remote)
         seen = replace(seen, uploads=uploads, noise=noise, sent=sent, mean=mean, norm=_step(federation, progress, mean))
     average_in(federation, progress)
@@ -148,32 +149,32 @@ def _recorded(
     seen: SeenRound,
     measured: list[Figures],
 ) -> Record:
-    """The two halves of a round's record; the private one holds what the public one lacks.
+    """Return a round's record; its private half holds only what the public half lacks.
 
     Args:
-        measured: by the policy, of states that are made of releases.
+        measured: figures that the policy takes of its states, which derive from releases.
     """
     method, s, context = federation.method, federation.setting, federation.context
     columns, policies = declared(context.task, context.objective, context.policy.part), server.means(measured)
     total = "cumulative_noise_norm"
     before = progress.history[-1] if progress.history else Record({total: 0.0})
     seen = replace(seen, noise_before=before.public.get(total))
-    shown = seen.in_view(method, s)
-    public = server.public_figures(method, s, columns, shown, policies)
+    visible = seen.in_view(method, s)
+    public = server.public_figures(method, s, columns, visible, policies)
     weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
     drawn = {o.client: o.noise_power for o in outcomes if o.client in weights and o.noise_power is not None}
     if drawn and seen.uploads:
         seen = replace(seen, noise=server.noise_variances(method, s, seen.uploads, weights, drawn))
     if total in before.private:
         seen = replace(seen, noise_before=before.private[total])
-    figures = {} if seen is shown else server.release_figures(method, s, seen)
+    figures = {} if seen is visible else server.release_figures(method, s, seen)
     clients = server.client_figures(federation, progress, [*weights], columns, measured)
     private = server.private_figures(seen, outcomes, figures, clients | policies)
     return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
-    """Refuse a plan whose price rests on a participation rule that the sampler does not enforce."""
+    """Refuse a plan whose noise is priced for a participation rule that the sampler does not enforce."""
     assumed = plan.mechanism.participation if isinstance(plan, Plan) else None
     if assumed not in (None, federation.participation):
         raise ConfigError(
@@ -183,10 +184,10 @@ def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
 
 
 def sample(federation: Federation, progress: Progress) -> list[int]:
-    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded.
+    """Return the clients of the coming round, in ascending order, from secret randomness unless the noise is seeded.
 
-    Under a participation rule nothing is gained by secrecy, and a round that is done again after a crash must choose the same
-    clients: then the seed decides.
+    Under a participation rule the seed decides: secrecy gains nothing there, and a round repeated after a crash must choose the
+    same clients.
     """
     s, randomness, rule = federation.setting, federation.context.randomness, federation.participation
     if rule is not None:
@@ -201,7 +202,7 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
 
 
 def _free(progress: Progress, s: Setting, rule: Participation | None) -> NDArray[np.int64] | None:
-    """The clients that may still take part; None for all."""
+    """Return the clients that may still take part, or None for all."""
     most = s.max_participations if rule is None else rule.times
     if most is None and not progress.spent:
         return None
@@ -222,30 +223,30 @@ def _tasks(
 
 
 def _affordable(federation: Federation, progress: Progress, tasks: Iterable[ClientTask]) -> list[ClientTask]:
-    """The tasks whose plans fit into their clients' caps; the other clients take no further part.
+    """Return the tasks whose plans fit into their clients' caps; other clients take no further part.
 
-    Decided by plans, which are public, before any data are touched.
+    The decision uses only plans, which are public, before any data are read.
     """
-    context, kept = federation.context, []
+    context, affordable = federation.context, []
     for task in tasks:
         if context.door.admits(planned(context, task), task.client, progress.round):
-            kept.append(task)
+            affordable.append(task)
         else:
             progress.spent.add(task.client)
-    return kept
+    return affordable
 
 
 def gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The outcomes by client, the contributions to one sum added up as they come."""
+    """Return the outcomes sorted by client; contributions to one sum are added as they arrive."""
     total, gathered = RunningSum(), []
     for o in outcomes:
         gathered.append(summed(o, total))
-        del o  # its vector, before the next one comes
+        del o  # free its vector before the next one arrives
     return sorted(gathered, key=lambda o: o.client)
 
 
 def _remember(progress: Progress, outcome: Outcome, *, always: bool) -> None:
-    """Count who took part; under a participation rule whoever was chosen, `always`."""
+    """Record who took part; under a participation rule (`always`) every chosen client counts."""
     if outcome.release is None and not always:
         return
     progress.seen[outcome.client] = progress.seen.get(outcome.client, 0) + 1
@@ -263,13 +264,13 @@ def _uploads(
     plan: Plan | Raw | None,
     released: Released,
 ) -> tuple[list[Upload], str | None]:
-    """Release what the clients sealed: their uploads, charged together, or one noisy mean; or say why nothing is released.
+    """Release the clients' uploads, charged together, or one noisy mean; otherwise return the reason why nothing is released.
 
-    Where machines were asked and none answered, nothing is released either, unless the sample is secret: there the sum of nobody
-    leaves with its noise, since a round without one would tell who was drawn.
+    If remote machines were asked and none answered, nothing is released, unless the sample is secret: then a sum of pure noise is
+    released, since a round without one would reveal who was drawn.
 
-    A skipped round leaves the clients' private states as training made them, on every engine: a client over Flower does not learn
-    that it was skipped. What these may cost is charged.
+    After a skipped round the clients' private states stay as training left them, on every engine: a Flower client does not learn
+    that the round was skipped. What these states may cost is charged.
     """
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
@@ -296,8 +297,8 @@ def _uploads(
     return [upload], None
 
 
-def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:
-    """What the global model is made of: where all but the server are credited with seeing a sum, nothing else of it."""
+def _server_uploads(federation: Federation, uploads: list[Upload]) -> list[Upload]:
+    """Return the uploads that the global model is made of: their mean only, if only the server is assumed to see single ones."""
     if (
         federation.context.summed
         or not federation.adds_up
@@ -308,7 +309,7 @@ def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:
 
 
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
-    """Move the global model; returns the norm of what the server's optimiser was given."""
+    """Move the global model and return the norm of the step given to the server's optimiser."""
     progress.served, direction = server_step(federation.method, federation.setting, progress.served, uploads, progress.model)
     progress.previous = progress.model
     progress.model = progress.model.clone()

@@ -1,4 +1,4 @@
-"""A run's history: records with a public and a private half, and the columns that say what their values are."""
+"""A run's history: records with a public and a private half, and the columns that describe their values."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from fedveil.training.local import Client
 
 Row = dict[str, Any]
-"""A value for each column of one row of a table."""
+"""Values of one table row by column name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record(Mapping[str, Any]):
-    """One round of a run's history, read as one row; a private value comes before a public one of the same name.
+    """One round of a run's history, read as one row; a private value shadows a public one of the same name.
 
     Args:
-        public: made from what the run's view shows (see `measures.SeenRound`), the public test set and the ledger.
-        private: everything else. `failures` says why each client that was left out failed, and `by_client` holds the figures
-            that a method takes of each client.
+        public: values derived from what the run's view shows (see `server.SeenRound`), the public test set and the ledger.
+        private: everything else. `failures` maps each failed client to the reason, and `by_client` holds a method's figures of
+            each client.
     """
 
     public: Row
@@ -49,7 +49,7 @@ INDEX = (
     Column("layer", "Layer", kind="text", public=True),
     Column("failure", "Reason", kind="text"),
 )
-"""What the rows of a table are about."""
+"""Columns that identify the rows of a table."""
 PLANNED = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
@@ -60,9 +60,9 @@ PLANNED = (
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
 )
-"""Figures of the plans of a round."""
+"""Columns of figures that follow from a round's plans."""
 COLUMNS = (
-    Column("participants", "Clients that took part", "clients", public=True),  # whose release is in the round
+    Column("participants", "Clients that took part", "clients", public=True),  # clients with a release in the round
     Column("spent_clients", "Clients whose budget is spent", "clients", "lower", public=True),
     Column("failed", "Clients left out", "clients", "lower"),
     Column("failures", "Who was left out, and why", kind="text"),
@@ -73,22 +73,22 @@ COLUMNS = (
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
     Column("seconds", "Time", "seconds a round", "lower"),
 )
-"""What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
+"""Columns that every round can have; those that methods add (see `HasMetrics`) are private unless declared public."""
 
 
 ALL_FAILED = "every client of a round failed"
-"""How the reason begins for which a simulation ends after such a round."""
+"""Prefix of the reason for which a simulation ends after such a round."""
 
 
 def all_failed(row: Mapping[str, Any]) -> bool:
-    """Return whether every client of the round failed, which only a process that trained them knows: its row has their loss."""
+    """Return whether every client of the round failed; only a simulation knows, since its rows have a training loss."""
     failed, loss = row.get("failed") or 0, row.get("train_loss")
-    known = "train_loss" in row and (loss is None or math.isnan(loss))
-    return known and failed > 0 and failed >= row.get("participants", 0)
+    measured = "train_loss" in row and (loss is None or math.isnan(loss))
+    return measured and failed > 0 and failed >= row.get("participants", 0)
 
 
 def of_task(task: Task) -> tuple[Column, ...]:
-    """What is measured of a task: losses, metrics on the test set, and the main metric by client."""
+    """Return a task's columns: losses, metrics on the test set, and the main metric by client."""
     main, noisy = task.main, f"noisy_{task.main.name}"
     test = [Column("test_loss", "Test loss", task.loss_unit, "lower", public=True, main=not task.metrics)]
     for metric in task.metrics:
@@ -108,12 +108,12 @@ def of_task(task: Task) -> tuple[Column, ...]:
 
 
 def built_in_columns(task: Task | None = None) -> dict[str, Column]:
-    """The columns that every run has, and those of its task, by name."""
+    """Return the columns of every run, and those of the task, by name."""
     return {column.name: column for column in (*INDEX, *COLUMNS, *(of_task(task) if task else ()))}
 
 
 def in_client_table(column: str) -> str:
-    """The name in `clients.csv` of a column by client."""
+    """Return the name that a per-client column has in `clients.csv`."""
     return "personal" if column.startswith("personal_") else column.removeprefix("client_")
 
 
@@ -122,54 +122,54 @@ def _metric(column: Column) -> str:
 
 
 class Columns(Mapping[str, Column]):
-    """The columns of one run by name: those of every run and of its task, and the `own` ones that it declares.
+    """Columns of one run by name: the built-in ones, those of its task, and the `own` ones that the method declares.
 
-    No declaration changes the words of a built-in column; an undeclared name gets a default. Without a task, a run learns
-    classes unless `own` has a main column.
+    A declaration cannot change a built-in column's texts; an undeclared name gets a default column. Without a task, the run is a
+    classification unless `own` has a main column.
     """
 
     def __init__(self, own: Iterable[Column] = (), task: Task | None = None) -> None:
         self.own = tuple(own)
         built_in = built_in_columns(task or (None if any(column.main for column in self.own) else Classification()))
-        self._known = built_in | {column.name: column for column in self.own} | built_in
+        self._by_name = built_in | {column.name: column for column in self.own} | built_in
 
     @property
     def main(self) -> Column:
-        """By which runs are compared."""
-        return next(column for column in self._known.values() if column.main)
+        """Return the main metric's column, by which runs are compared."""
+        return next(column for column in self._by_name.values() if column.main)
 
     @property
     def personal(self) -> Column:
-        """The same of the clients' personal models."""
+        """Return the main metric's column for personal models."""
         return self[f"mean_personal_{_metric(self.main)}"]
 
     @property
     def personal_on_test_set(self) -> Column:
-        """The same, on the whole test set."""
+        """Return the main metric's column for personal models on the whole test set."""
         return self[f"mean_personal_test_{_metric(self.main)}"]
 
     @property
     def noisy(self) -> Column:
-        """The same on the clients' own examples, with noise."""
+        """Return the main metric's column on the clients' own examples, with noise."""
         return self[f"noisy_{_metric(self.main)}"]
 
     def noisy_text(self, history: Sequence[Mapping[str, Any]]) -> str:
-        """Its last value with the standard deviation of its noise, or nothing."""
+        """Return the last noisy score with the standard deviation of its noise, as text; empty without one."""
         name = self.noisy.name
-        found = [(row[name], row[f"{name}_std"]) for row in history if row.get(name) is not None]
-        return self.noisy.text(*found[-1]) if found else ""
+        scores = [(row[name], row[f"{name}_std"]) for row in history if row.get(name) is not None]
+        return self.noisy.text(*scores[-1]) if scores else ""
 
     @property
     def comparable(self) -> list[str]:
-        """By which runs can be compared: the main metric, the other scores of the task, the main metric of personal models."""
-        scores = [c.name for c in self._known.values() if c.name.startswith("test_") and c.better and c is not self.main]
+        """Return names of columns to compare runs by: the main metric, other scores of the task, personal models' main metric."""
+        scores = [c.name for c in self._by_name.values() if c.name.startswith("test_") and c.better and c is not self.main]
         return [self.main.name, *scores, self.personal.name, self.personal_on_test_set.name]
 
     @property
     def together(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """What is drawn in one chart, under a short name: its title and its columns."""
+        """Return the charts by short name, each with its title and the columns it shows."""
         main = self.main
-        others = [c for c in self._known.values() if c.name.startswith("test_") and c not in (main, self["test_loss"])]
+        others = [c for c in self._by_name.values() if c.name.startswith("test_") and c not in (main, self["test_loss"])]
         beside = [c for c in others if c.better is None and c.unit == main.unit]
         scores = [c for c in others if c.share and c not in beside]
         apart = [c for c in others if not c.share and c not in beside]
@@ -186,31 +186,31 @@ class Columns(Mapping[str, Column]):
         return {short: (title, tuple(c.name for c in columns)) for short, (title, columns) in charts.items() if columns}
 
     def __getitem__(self, name: str) -> Column:
-        return self._known.get(name) or Column(name)
+        return self._by_name.get(name) or Column(name)
 
     def __iter__(self) -> Any:
-        return iter(self._known)
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_name)
 
     def hide(self, names: Iterable[str]) -> None:
-        """Mark the columns of values that the run keeps in its private half."""
-        self._known |= {name: replace(self[name], public=False) for name in names if self[name].public}
+        """Mark columns as private, because the run keeps their values in its private half."""
+        self._by_name |= {name: replace(self[name], public=False) for name in names if self[name].public}
 
     def of(self, name: str, value: Any) -> Column:
-        """The column of a value in a row; an undeclared list is one over layers."""
-        found = self[name]
-        return replace(found, kind="layer") if isinstance(value, list) and name not in self._known else found
+        """Return the column of a value in a row; an undeclared list gets a per-layer column."""
+        column = self[name]
+        return replace(column, kind="layer") if isinstance(value, list) and name not in self._by_name else column
 
     def by_layer(self, header: str) -> Column:
-        """The column of that name in the table of layers."""
-        known = (c for c in self._known.values() if c.kind == "layer" and c.header == header)
-        return next(known, Column(header, kind="layer"))
+        """Return the per-layer column with this header."""
+        columns = (c for c in self._by_name.values() if c.kind == "layer" and c.header == header)
+        return next(columns, Column(header, kind="layer"))
 
 
 def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
-    """The columns of a run with this task, and `own` ones of its method.
+    """Return the columns of a run with this task and the method's `own` columns.
 
     Raises:
         ConfigError: the method declares a column that every run has.
@@ -222,14 +222,14 @@ def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
 
 
 def declared(task: Task, objective: Client, policy: object) -> Columns:
-    """The columns of a run with this task, objective and policy; what an objective measures is private, as its states are."""
+    """Return the columns of a run; what an objective measures is private, because its states are."""
     measured = objective.columns if isinstance(objective, HasColumns) else ()
     released = policy.columns if isinstance(policy, HasColumns) else ()
     return columns_of(task, (*released, *(replace(c, public=False) for c in measured)))
 
 
 def reserved(method: Method, objective: Client, columns: Columns) -> set[str]:
-    """Names that a figure of an objective cannot have, but those that it declares: of columns, and their headers in tables."""
+    """Return names that an objective's figure cannot have, except declared ones: columns and their headers in tables."""
     own = {column.name for column in objective.columns} if isinstance(objective, HasColumns) else set()
     taken = {name for column in columns.values() if column.name not in own for name in (column.name, column.header)}
     free = {column.name for column in PLANNED} if reads_private_data(method) else set()
@@ -237,5 +237,5 @@ def reserved(method: Method, objective: Client, columns: Columns) -> set[str]:
 
 
 def reads_private_data(method: Method) -> bool:
-    """Return whether the plans of a method read private data."""
+    """Return whether a method's plans depend on private data."""
     return getattr(method, "variant", "proven") == "published"

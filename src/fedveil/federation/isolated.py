@@ -1,9 +1,9 @@
-"""User-defined code sees a client's data in a process that is forked for that client alone, so that nothing it does stays.
+"""Isolation of user-defined code: each client's data is processed in a child forked for that client alone.
 
-Only plain values come back: numbers, text, lists, dictionaries and tensors, through a file without a name. A child that is
-killed, hangs, exits or answers nonsense is a client that failed. The child has one thread, since the threads of libraries do not
-live through a fork; streams of its own, since the thread of a progress bar may hold the lock of the parent's; and a process
-group that is ended with it.
+Only plain values come back, through an unnamed file: numbers, strings, lists, dictionaries and tensors. A child that is
+killed, hangs, exits or returns anything else counts as a failed client. The child has one thread, since library threads do not
+survive a fork; its own standard streams, since the thread of a progress bar may hold the lock of the parent's; and its own
+process group, which is killed with it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildFailed(FedveilError):
-    """A child process that gave no answer, and why."""
+    """Child process that returned no result; the message is the reason."""
 
 
 def can_fork() -> bool:
-    """Whether a child can be forked that can train: not on Windows or macOS, and with a GPU not after a backward pass."""
+    """Return whether a forked child can train: not on Windows or macOS, and with a GPU only before any backward pass."""
     return sys.platform.startswith("linux") and a_fork_can_train()
 
 
 def a_fork_can_train() -> bool:
-    """Whether PyTorch lets a forked process make a backward pass: on a machine with a GPU not once its parent has made one."""
+    """Return whether a forked process can run a backward pass: with a GPU, only if its parent has not run one."""
     if not torch.cuda.is_available():
         return True
     child = os.fork()
@@ -59,10 +59,10 @@ def a_fork_can_train() -> bool:
 
 
 def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[str, Any]:
-    """Return the plain values that `act` returns in a child process.
+    """Return the plain values that `act` returns, after running it in a child process.
 
     Raises:
-        ChildFailed: the child was killed, exited, hung, failed or returned something else.
+            ChildFailed: the child was killed, exited, hung, failed or returned other values.
     """
     with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("client"), "r+b") as answer:
         ended, alive = os.pipe()
@@ -78,12 +78,12 @@ def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[
 
 
 def started(run: Callable[[], NoReturn]) -> int:
-    """Fork a child that does `run`, in a process group of its own, and return its number."""
+    """Fork a child that calls `run` in a process group of its own, and return its process id."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
-            stream.flush()  # else the child would write it, too
+            stream.flush()  # else the child would write the buffered text, too
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # about live threads: the child uses none
         child = os.fork()
     if not child:
         run()
@@ -93,7 +93,7 @@ def started(run: Callable[[], NoReturn]) -> int:
 
 
 def end(child: int) -> None:
-    """End a child and all that it started."""
+    """Kill a child and all processes that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -101,7 +101,7 @@ def end(child: int) -> None:
 
 
 def fresh_streams() -> None:
-    """Replace the standard streams of a forked process, whose locks a thread of its parent may have held."""
+    """Replace the standard streams of a forked process; a thread of its parent may have held their locks."""
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
 
 
@@ -124,7 +124,7 @@ def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoRet
 
 
 def _write(answer: int, act: Callable[[], dict[str, Any]]) -> None:
-    """Write the tree that `act` returns, or the words of what is wrong with it."""
+    """Write the tree that `act` returns, or its error message."""
     try:
         parts = list(tree_parts({"value": act()}))
     except BaseException as error:
@@ -144,8 +144,8 @@ def _end_with(parent: int) -> None:
 
 
 def _wait(child: int, ended: int, longest: float) -> None:
-    """Wait until the child has exited in peace; it holds the other end of the pipe, and so may what it has started."""
-    until, poll = time.monotonic() + longest, select.poll()  # which takes descriptors of any number
+    """Wait until the child exits normally; the pipe's other end is open in the child and perhaps in processes it started."""
+    until, poll = time.monotonic() + longest, select.poll()  # poll, unlike select, takes descriptors of any number
     poll.register(ended, select.POLLIN)
     while True:
         poll.poll(1000 * min(_POLL, max(until - time.monotonic(), 0.0)))
@@ -165,7 +165,7 @@ def _wait(child: int, ended: int, longest: float) -> None:
 def _answer(file: int) -> dict[str, Any]:
     try:
         tree = read_tree(Path(f"/dev/fd/{file}"))
-    except Exception as error:  # an empty file, where the child exited by itself
+    except Exception as error:  # an empty file, if the child exited by itself
         raise ChildFailed(f"its process ended without an answer ({type(error).__name__})") from None
     if "error" in tree:
         raise ChildFailed(str(tree["error"]))
@@ -174,32 +174,32 @@ def _answer(file: int) -> dict[str, Any]:
 
 
 def seed_generators(seed: int, *parts: object) -> None:
-    """Seed the generators of numpy, Python and torch that hang on these objects, which each child would draw alike from.
+    """Seed the numpy, Python and torch generators attached to these objects; otherwise every child would draw the same.
 
     Args:
-        parts: modules are searched through, of other objects the attributes; lists and dictionaries one level deep.
+        parts: modules are searched recursively, other objects by attribute; lists and dictionaries one level deep.
     """
     for number, generator in enumerate(_generators(parts)):
-        own = (seed + number) % 2**63
+        derived = (seed + number) % 2**63
         if isinstance(generator, torch.Generator):
-            generator.manual_seed(own)
+            generator.manual_seed(derived)
         elif isinstance(generator, random.Random):
-            generator.seed(own)
+            generator.seed(derived)
         elif isinstance(generator, np.random.RandomState):
-            generator.seed([own & 0xFFFFFFFF, own >> 32])
+            generator.seed([derived & 0xFFFFFFFF, derived >> 32])
         else:
             bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
-            bits.state = type(bits)(own).state
+            bits.state = type(bits)(derived).state
 
 
 def _generators(parts: tuple[object, ...]) -> Iterator[Any]:
     kinds = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
-    seen = set[int]()
+    yielded = set[int]()
     for part in parts:
         for owner in part.modules() if isinstance(part, torch.nn.Module) else [part]:
             for value in list(getattr(owner, "__dict__", {}).values()):
                 nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
                 for one in (value, *nested):
-                    if isinstance(one, kinds) and id(one) not in seen:
-                        seen.add(id(one))
+                    if isinstance(one, kinds) and id(one) not in yielded:
+                        yielded.add(id(one))
                         yield one

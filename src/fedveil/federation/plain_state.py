@@ -1,4 +1,4 @@
-"""Plain state, of tensors, numbers, texts, lists and dictionaries, as files and messages: without pickle, whole or not at all."""
+"""Plain state (tensors, numbers, strings, lists, dictionaries) as files and messages, atomically and without pickle."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _sync = os.fsync
 
 
 def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
-    """A tree of plain values as the parts of a safetensors file: the tree in its metadata, and the tensors as they lie there.
+    """Yield the parts of a safetensors file for a tree of plain values: the tree in its metadata, then the tensors' memory.
 
     Raises:
-        FedveilError: it holds a value that is not plain.
+        FedveilError: the tree holds a value that is not plain.
     """
     tensors: dict[str, Tensor] = {}
     head: dict[str, Any] = {"__metadata__": {"tree": json.dumps(encode(tree, tensors, ""))}}
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # so that each lies at a multiple of its items' size
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # aligned: each starts at a multiple of its item size
     end = 0
     for key, value in ordered:
         start, end = end, end + value.nbytes
@@ -43,10 +43,10 @@ def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
 
 
 def is_storable(tree: dict[str, Any]) -> bool:
-    """Whether such a file can be made of it, but for its tensors' memory, which is not read."""
+    """Return whether `tree_parts` can store a tree; the tensors' memory is not read."""
     try:
         next(tree_parts(tree))
-    except Exception:  # numbers of too many digits, a list in itself, a kind of tensor that the format lacks
+    except Exception:  # too many digits, a list that contains itself, a tensor type that the format lacks
         return False
     return True
 
@@ -59,7 +59,7 @@ def _memory(tensor: Tensor) -> memoryview:
 
 @cache
 def _kind(dtype: torch.dtype) -> str:
-    """Its name in the format, as the library writes it."""
+    """Return the dtype's name in the safetensors format, as the library writes it."""
     import torch
 
     file = save({"x": torch.empty(0, dtype=dtype)})
@@ -68,7 +68,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The tree that `tree_parts` made the file of."""
+    """Return the tree that was written with `tree_parts`."""
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         tree: dict[str, Any] = decode(json.loads(file.metadata()["tree"]), tensors)
@@ -76,7 +76,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """`value` as JSON, with its tensors moved to `tensors` under their path; raises FedveilError for what is not plain."""
+    """Return `value` as JSON and move its tensors to `tensors`, by path; raise FedveilError for values that are not plain."""
     import numpy as np
     import torch
 
@@ -98,7 +98,7 @@ def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
 
 
 def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `encode` was given."""
+    """Return the value that was passed to `encode`."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -111,7 +111,7 @@ def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Plain state with each tensor changed."""
+    """Return plain state with `change` applied to each tensor."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -122,22 +122,22 @@ def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def own_copy(value: Any) -> Any:
-    """Plain state with tensors of its own."""
+    """Return a copy of plain state with its tensors cloned."""
     return mapped(lambda tensor: tensor.detach().clone(), value)
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file for its owner alone, synced, by renaming: either all of it is there, or what was there before."""
+    """Write a file readable by its owner only, atomically: it is synced, then renamed into place."""
     replace_whole(path, content, private=True, sync=sync)
 
 
 def sync(descriptor: int) -> None:
-    """Wait until what was written to an open file is on the disk."""
+    """Wait until everything written to an open file is on disk."""
     _sync(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync what a folder lists."""
+    """Sync a folder's list of files."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         sync(descriptor)

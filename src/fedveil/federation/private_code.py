@@ -1,4 +1,4 @@
-"""Code that sees private examples or states may fail on them, and how a run ends is seen by all: so it fails without a word."""
+"""Calls to code that sees private data: its failures are silent, because how a run ends is public."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fedveil.federation.isolated import ChildFailed, forked
 if TYPE_CHECKING:
     from fedveil.federation.round import Context
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def found_by(act: Callable[[], Found], context: Context) -> Found | None:
-    """Return what `act` returns, or None where it fails or ends the program. An interruption by the operator passes through.
+def found_by(act: Callable[[], Result], context: Context) -> Result | None:
+    """Return what `act` returns, or None if it raises or exits. An interruption by the operator passes through.
 
-    Where user-defined code is isolated in processes, `act` runs in a child, and may return plain values alone.
+    If user-defined code is isolated in processes, `act` runs in a child process and may return plain values only.
 
     Args:
-        context: of the run. In a rehearsal nothing is private, and what fails raises.
+        context: of the run. In a rehearsal nothing is private, and errors are raised.
     """
     try:
         return _in_child(act) if context.in_children else act()
@@ -31,15 +31,15 @@ def found_by(act: Callable[[], Found], context: Context) -> Found | None:
         return None
 
 
-def _in_child(act: Callable[[], Found]) -> Found | None:
-    def told() -> dict[str, Found | None]:
+def _in_child(act: Callable[[], Result]) -> Result | None:
+    def call() -> dict[str, Result | None]:
         try:
             return {"value": act()}
         except BaseException:
             return {"value": None}
 
     try:
-        value: Found | None = forked(told)["value"]
+        value: Result | None = forked(call)["value"]
     except ChildFailed:
         return None
     return value

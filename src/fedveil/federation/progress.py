@@ -1,4 +1,4 @@
-"""What stays the same over a run, and what a run needs to go on from where it is."""
+"""A run's fixed parts (`Federation`) and its changing state (`Progress`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """Everything that a run needs to go on from where it is; plain, so that it checkpoints.
+    """State that a run needs to be resumed; plain, so that it can be checkpointed.
 
     Args:
         round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
         policies, privates: states per client, created when first needed.
-        average: of the models, where the run hands an average over. served: state of the method's server.
-        seen, last: how many rounds each client took part in, and the last of them. spent: clients whose caps are spent.
+        average: of the models, if the run releases an average. served: state of the method's server.
+        seen, last: number of rounds that each client took part in, and the last of them. spent: clients whose caps are spent.
     """
 
     round: int
@@ -51,15 +51,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Federation:
-    """What stays the same over a run.
+    """Parts that stay the same over a run.
 
     Args:
-        test: public test examples and labels; server: the server's optimiser on the aggregated step.
-        draws: what is random when the server trains on `public`: of the run's own seed, also where an attack has another one.
-        client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
-        personal_on_test_set: the clients' own models are measured on all of `test`, too.
-        public: examples and labels that belong to no client, for policies that look at the loss or at training on them.
-        participation: what correlated noise assumes of who takes part, and the sampler enforces.
+        test: public test examples and labels; server: optimiser that applies the aggregated step.
+        draws: randomness for training on `public`: from the run's seed, even if an attack uses another one elsewhere.
+        client_tests: each client's test examples, or None. evaluate_every: rounds between evaluations.
+        personal_on_test_set: whether personal models are also scored on all of `test`.
+        public: examples and labels that belong to no client, for policies that use the loss on them or train on them.
+        participation: rule that correlated noise assumes and the sampler enforces.
     """
 
     setting: Setting
@@ -76,10 +76,10 @@ class Federation:
 
     @cached_property
     def adds_up(self) -> bool:
-        """See `fedveil.methods.run_cost.adds_up`."""
+        """Return whether the clients' uploads add up to one sum (see `fedveil.methods.run_cost.adds_up`)."""
         return adds_up(self.method, self.setting)
 
 
 def start(federation: Federation) -> Progress:
-    """The progress before the first round, from the context's freshly initialised model."""
+    """Return the progress before the first round, from the context's freshly initialised model."""
     return Progress(0, federation.context.model.vector.to("cpu", copy=True))

@@ -49,16 +49,16 @@ def _itself(source: GradientSource) -> GradientSource:
 
 @dataclass(frozen=True)
 class Context:
-    """What all clients of a run share; nothing in it changes between rounds.
+    """State that all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
-    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
-    the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
-    `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
-    `rehearsal`: the examples are public and nothing leaves, so what fails raises.
-    `isolation`: user-defined code sees each client's data in a `process` of its own, and each `pass` of DP-SGD in another one
-    besides; or on a `copy` of itself, or as it is (`none`).
-    Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
+    `gradients`: wraps each client's source of gradients, for engines. `task`: the learning task.
+    `evaluation`: counts on the clients' own `tests`, released along with each update.
+    `in_turns`: clients are interleaved, and their engine seeds what layers draw.
+    `rehearsal`: the examples are public and nothing is released, so failures raise.
+    `isolation`: user-defined code sees each client's data in a child `process`; also each `pass` of DP-SGD in another child;
+    or it runs on a `copy` of itself, or directly (`none`).
+    Training happens on the device of `model` and `clients`; plans, door, tests and all states stay on the CPU.
     """
 
     model: FlatModel
@@ -79,23 +79,23 @@ class Context:
     isolation: Isolation = "none"
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
-        """The plan that the policy makes of what was released, with the counts of an evaluation beside the update."""
+        """Return the policy's plan given the earlier releases, extended by the counts of an evaluation."""
         plan = self.policy.plan(released, state)
         return plan if self.evaluation is None else self.evaluation.beside(plan, self.door.layout)
 
     def observed(self, upload: Upload, released: Released) -> Upload:
-        """What the policy observes: the upload under its own plan, whose price it knows, beside what was public then."""
+        """Return what the policy observes: the upload under the policy's own plan, with the public values of that time."""
         plan = upload.plan if self.evaluation is None else self.evaluation.alone(upload.plan)
         return observed(replace(upload, plan=plan), released)
 
     @property
     def followed(self) -> bool:
-        """Whether an engine, or a replay, steps in wherever a client asks for a gradient."""
+        """Return whether an engine, or a replay, intercepts every request for a gradient."""
         return self.gradients is not _itself
 
     @property
     def in_children(self) -> bool:
-        """Whether user-defined code sees private data in child processes alone; who follows gradients has to see them here."""
+        """Return whether user-defined code sees private data in child processes only; intercepted gradients need this process."""
         return self.isolation in ("process", "pass") and not self.followed
 
 
@@ -103,9 +103,9 @@ class Context:
 class ClientTask:
     """One client's part in one round.
 
-    `common` is the plan of the round when its uploads are summed before anyone sees them; otherwise the client plans for itself
-    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the batch
-    statistics of the global model, where they are not those of its start: released, or estimated on public examples.
+    `common` is the plan of the round if uploads are summed before anyone sees them. Otherwise the client plans from
+    `policy_state`, which holds only the client's own earlier releases. `private` never leaves the client. `buffers` are the batch
+    statistics of the global model, released or estimated on public examples; None for the initial ones.
     """
 
     client: int
@@ -119,13 +119,13 @@ class ClientTask:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave, its release still sealed.
+    """Result of a client's round, its release still sealed.
 
-    `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only. `noise_power`: of the noise drawn
-    inside training under a plan that promises nothing, per layer of what was sent [L] (see `Local`). `error`: why the client has
-    nothing of its own in this round; under a plan that promises anything it releases zero with noise. `remote`: the client ran
-    where nothing but its release is known of it, so loss, examples and private state are not; without a release, it may be back
-    in the next round.
+    `loss`, `noise_power` and `error` are private diagnostics of simulations. `noise_power`: power of the noise drawn inside
+    training under a plan that promises nothing, per layer of what was sent [L] (see `Local`). `error`: the reason why the client
+    contributes nothing of its own; under a plan that promises anything it releases zero with noise. `remote`: the client ran on
+    another machine, so only its release is known, not loss, examples or private state; without a release, it may be back in the
+    next round.
     """
 
     client: int
@@ -142,7 +142,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """What a client's training gave, before the door: all of it private, and on the CPU."""
+    """Result of a client's training before the door: all private, and on the CPU."""
 
     plan: Plan | Raw
     update: Tensor
@@ -156,9 +156,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Failure:
-    """Training that gave no update: the plan it was for, and why; `reason` stays in the client's own log.
+    """Failed training: its plan and the reason, which stays in the client's own log.
 
-    noise: under DP-SGD what leaves instead, as of a client without examples: the noise of all steps.
+    noise: released instead under DP-SGD: the noise of all steps, as of a client without examples.
     """
 
     plan: Plan | Raw
@@ -167,24 +167,24 @@ class Failure:
 
 
 def client_round(context: Context, task: ClientTask) -> Outcome:
-    """Plan before the data are touched, train, seal what shall leave, observe it.
+    """Plan before the data are read, train, seal the release, and let the policy observe it.
 
-    A client whose training fails leaves its private state as it was, and releases zero with noise if its plan promises anything.
-    A policy that makes no plan ends the run.
+    A client whose training fails keeps its old private state, and releases zero with noise if its plan promises anything.
+    A policy that fails to plan ends the run.
     """
     start = time.perf_counter()
     return sealed_outcome(context, task, attempted(context, task, planned(context, task)), start)
 
 
 def planned(context: Context, task: ClientTask) -> Plan | Raw:
-    """The plan of the coming release, made before the data are touched."""
+    """Return the plan of the coming release, made before the data are read."""
     if task.common is not None:
         return task.common
     return context.plan(replace(task.released, client=task.client), task.policy_state)
 
 
 def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
-    """Local training under that plan, isolated as the context says, or why it gave nothing."""
+    """Train locally under the plan, isolated as the context asks, and return the result or the failure."""
     if context.in_children:
         return _attempted_in_child(context, task, plan)
     if context.isolation == "copy" and (context.in_turns or not context.followed):
@@ -204,7 +204,7 @@ def _attempted_here(context: Context, task: ClientTask, plan: Plan | Raw) -> Wor
 
 
 def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
-    """Local training under that plan in a process forked for it, or why it gave nothing; sealing is left to this process."""
+    """Train locally under the plan in a child process, and return the result or the failure; sealing is left to the parent."""
 
     def act() -> dict[str, Any]:
         _seed_generators(context, task)
@@ -218,10 +218,10 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
     if isinstance(plan, LocalDpSgd):
         import_module("torch.fx.experimental.symbolic_shapes")  # else vmap loads it in each child: 0.7 s
     try:
-        found = forked(act)
+        result = forked(act)
     except ChildFailed as failed:
-        found = {"reason": str(failed)}
-    return failure(context, task, plan, found["reason"]) if "reason" in found else Work(plan, **found)
+        result = {"reason": str(failed)}
+    return failure(context, task, plan, result["reason"]) if "reason" in result else Work(plan, **result)
 
 
 def _made_in_child(context: Context, task: ClientTask, act: Pass, *number: int) -> dict[str, Any]:
@@ -235,9 +235,9 @@ def _made_in_child(context: Context, task: ClientTask, act: Pass, *number: int) 
 
 
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
-    """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
+    """Train locally under the plan on copies of the model, objective and task, and return the result or the failure."""
     try:
-        model = context.model if context.in_turns else context.model.alone()  # in turns each client has a copy already
+        model = context.model if context.in_turns else context.model.alone()  # in turns each client already has a copy
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
@@ -247,27 +247,29 @@ def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> 
 
 
 def _seed_generators(context: Context, task: ClientTask, *number: int) -> None:
-    """Seed generators that hang on the model, the method or the task by client and round: a copy of each would draw the same.
+    """Seed generators attached to the model, method or task by client and round; otherwise each copy would draw the same.
 
     Args:
-        number: of a pass in a process of its own.
+        number: of a pass that runs in a child process.
     """
     seed = context.randomness.derive("generators", task.released.round, task.client, *number)
     seed_generators(seed, context.model.module, context.objective, context.task)
 
 
 def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -> Failure:
-    """Training that gave nothing; under DP-SGD, whose noise is part of training, with the noise of all its steps."""
+    """Return a `Failure`; under DP-SGD, whose noise is part of training, it includes the noise of all steps."""
     if not isinstance(plan, LocalDpSgd):
         return Failure(plan, reason)
     return Failure(plan, reason, trained(replace(context, objective=Plain()), task, plan, on_nothing=True))
 
 
 def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None) -> Outcome:
-    """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others.
+    """Seal the result of training at the door and let the client's policy observe it.
+
+    The release happens with the round's others.
 
     Args:
-        terms: of the work's plan, where other clients have it too.
+        terms: compiled plan, passed in if other clients share it.
     """
     door, made = context.door, work.noise if isinstance(work, Failure) else work
     problems = [work.reason] if isinstance(work, Failure) else []
@@ -297,29 +299,29 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
 
 
 def summed(outcome: Outcome, total: RunningSum) -> Outcome:
-    """The outcome, with what it contributes to a sum of integers added to `total`."""
+    """Return the outcome after adding its contribution to a sum of integers to `total`."""
     release = outcome.release
     if not isinstance(release, Contribution):
         return outcome
-    kept = total.add(release.sealed)
-    return outcome if kept is release.sealed else replace(outcome, release=replace(release, sealed=kept))
+    sealed = total.add(release.sealed)
+    return outcome if sealed is release.sealed else replace(outcome, release=replace(release, sealed=sealed))
 
 
 def observed(upload: Upload, released: Released) -> Upload:
-    """What a policy observes: the upload, beside what was public when it was planned."""
+    """Return what a policy observes: the upload with the values that were public when it was planned."""
     return replace(upload, start=released.model, public_loss=released.public_loss)
 
 
 def promising(plan: Plan | Raw, door: Door) -> bool:
-    """Whether anything is promised of what leaves under this plan, at the door or in training."""
+    """Return whether the plan promises anything about the release, at the door or in training."""
     return isinstance(plan, Plan) and (isinstance(plan, LocalDpSgd) or promises(plan, door.layout))
 
 
 def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing: bool = False) -> Work:
-    """Local training under that plan, where the context's model is; `task.released.model` may be there already.
+    """Train locally under the plan, on the context's device; `task.released.model` may already be there.
 
     Args:
-        on_nothing: as if the client had no examples.
+        on_nothing: train as if the client had no examples.
     """
     x, y = (part[:0] if on_nothing else part for part in context.clients.examples(task.client))
     t = task.released.round
@@ -351,25 +353,25 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    secret = dp_sgd is not None  # one example less moves what is drawn for those behind it
+    secret = dp_sgd is not None  # one example fewer would shift later draws
     with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client, secret=secret):
         update, loss = train(local, x, y, context.objective)
-    buffers, kept = model.buffers(), dict[str, Any]()
+    buffers, hidden = model.buffers(), dict[str, Any]()
     if "trained" in local.scratch:
-        kept["trained"] = local.scratch["trained"]
+        hidden["trained"] = local.scratch["trained"]
     if buffers.numel():
-        kept["buffers"] = buffers
+        hidden["buffers"] = buffers
     if remembers(context.objective):
-        local.state.update(kept)
-        kept = local.state
+        local.state.update(hidden)
+        hidden = local.state
     noise_power = None if promising(plan, context.door) else local.noise_power
-    update, state, noise_power, extras = _kept(model, (update, kept, noise_power, local.extras | counts))
-    _check_kept(state, noise_power, len(model.layout))
+    update, state, noise_power, extras = _on_cpu(model, (update, hidden, noise_power, local.extras | counts))
+    _check_storable(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
 
 
 def _state_of(context: Context, task: ClientTask) -> Any:
-    """A copy of the private state for clients that remember, as the old one may be on its way to the disk; others have none."""
+    """Return a copy of the private state for clients with hidden state, as the original may be being saved; others have none."""
     device = context.model.vector.device
     if not remembers(context.objective):
         return MappingProxyType[str, Any]({})
@@ -377,7 +379,7 @@ def _state_of(context: Context, task: ClientTask) -> Any:
 
 
 def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
-    """The counts of the client's own test examples, in runs that have them; the global model is loaded for that."""
+    """Return counts on the client's own test examples, if the run has them; this loads the global model."""
     if context.evaluation is None or context.tests is None:
         return {}
     x, y = (part[: context.evaluation.examples] for part in context.tests.examples(task.client))
@@ -386,8 +388,8 @@ def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
     return {COUNTS: evaluation_counts(context.task, context.model, x, y)}
 
 
-def _check_kept(state: Any, noise_power: Any, layers: int) -> None:
-    """Refuse here, where it is the client's own failure, what would end the run for all when it is saved or reported."""
+def _check_storable(state: Any, noise_power: Any, layers: int) -> None:
+    """Refuse state that could not be saved or reported: here only this client fails, later the whole run would."""
     power = noise_power is None or (_dense(noise_power) and noise_power.shape == (layers,) and noise_power.is_floating_point())
     if not power or type(state) is not dict:
         raise ConfigError("Local.state must stay a dictionary, and Local.noise_power one number for each layer")
@@ -413,8 +415,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _kept(model: FlatModel, value: Any) -> Any:
-    """Plain state on the CPU, with copies of what lies in the model's memory, where the next client trains."""
+def _on_cpu(model: FlatModel, value: Any) -> Any:
+    """Return plain state on the CPU; tensors in the model's memory are copied, because the next client reuses it."""
     memory = {part.untyped_storage().data_ptr() for part in (model.vector, model.grad)}
 
     def own(tensor: Tensor) -> Tensor:
@@ -424,7 +426,7 @@ def _kept(model: FlatModel, value: Any) -> Any:
 
 
 class _Normals:
-    """Standard normals for one client's round; each call draws fresh ones."""
+    """Source of standard normals for one client's round; each call draws fresh ones."""
 
     def __init__(self, randomness: Randomness, key: tuple[int, int], device: torch.device) -> None:
         self._randomness, self._key, self._device, self._calls = randomness, key, device, 0
@@ -437,16 +439,16 @@ class _Normals:
 def _reason(error: BaseException) -> str:
     try:
         text = str(error) or type(error).__name__
-    except Exception:  # its own words fail, too
+    except Exception:  # the exception's own text fails, too
         return type(error).__name__
     return text if type(error).__module__.startswith("fedveil") else f"{type(error).__name__}: {text}"
 
 
 class Engine(Protocol):
-    """Runs client rounds; a context manager, because workers must end with the run."""
+    """Runner of client rounds; a context manager, because workers must end with the run."""
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """One outcome of each task, in any order."""
+        """Yield one outcome per task, in any order."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 def server_step(method: Method, s: Setting, state: State, uploads: Sequence[Upload], model: Tensor) -> tuple[State, Tensor]:
-    """Return the next state of the method's server, and its step [d] of the global model.
+    """Return the server's next state and its step [d] of the global model.
 
-    The step is divided by the largest clip of the round where the server's rate is relative to it.
+    If the server's rate is relative to the clip, the step is divided by the round's largest clip.
 
     Raises:
-        ConfigError: the server is of no known type, or its step is no vector.
+        ConfigError: the server is of an unknown type, or its step has a wrong type or shape.
     """
     server = method.server(s)
     if isinstance(server, SumServer):
@@ -59,7 +59,7 @@ def server_step(method: Method, s: Setting, state: State, uploads: Sequence[Uplo
 
 
 def whole_clip(plan: Plan) -> float:
-    """The bound on a whole update: clip C, or the norm of the clips of its layers where these alone bound it."""
+    """Return the bound on a whole update: clip C, or the norm of the layers' clips if only these bound it."""
     return plan.clip if plan.layer_clip is None or math.isfinite(plan.clip) else float(plan.layer_clip.norm())
 
 
@@ -71,18 +71,18 @@ Figures = Mapping[str, float | list[float]]
 
 
 _CLEAR = 3.0
-"""A noisy number of examples below so many standard deviations of its noise says nothing."""
+"""Number of noise standard deviations below which a noisy number of examples is not reported."""
 
 
 @dataclass(frozen=True)
 class SeenRound:
-    """The releases of a round, to whoever may see them; None or empty stands for what is not seen.
+    """Releases of a round as one observer sees them; None or empty means not visible.
 
     Args:
-        senders: number of clients whose release is in the round. skipped: why nothing was released.
-        spent: number of clients whose budget is spent. uploads: with their plans. noise: its variance on each upload and layer.
-        sent: coordinates of each upload. mean: of the uploads, or the uploads where the server's step is made of each of them.
-        norm: of that step. noise_before: expected noise of the rounds before, added up.
+        senders: number of clients with a release in the round. skipped: the reason why nothing was released.
+        spent: number of clients whose budget is spent. uploads: with their plans. noise: its variance per upload and layer.
+        sent: coordinates of each upload. mean: of the uploads, or all uploads if the server's step uses each of them.
+        norm: of that step. noise_before: expected noise of earlier rounds, added up.
     """
 
     round: int
@@ -97,9 +97,9 @@ class SeenRound:
     noise_before: float | None = None
 
     def in_view(self, method: Method, s: Setting) -> SeenRound:
-        """Return what the run's view shows: no plan that was made from private data, and no secret number of clients.
+        """Return what the run's view shows: no plan derived from private data, and no secret number of clients.
 
-        That number would show in the noise, too, where each client brings its own.
+        If each client adds noise of its own, the noise is hidden, too, because it would reveal that number.
         """
         hidden: dict[str, Any] = {}
         noise = {"noise": None, "noise_before": None}
@@ -114,15 +114,15 @@ class SeenRound:
 
 
 def shows_models(s: Setting) -> bool:
-    """Return whether the run's view shows the models before the last."""
+    """Return whether the run's view shows intermediate models."""
     return s.scope.view is not View.FINAL
 
 
 def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound, policies: Row) -> Row:
-    """Return the public half of a round's record, but for scores and what is spent.
+    """Return the public half of a round's record, without scores and spent epsilon.
 
     Args:
-        seen: in the run's view. policies: what the policy measures of states that are made of releases.
+        seen: restricted to the run's view. policies: figures that the policy takes of its states, which derive from releases.
     """
     row = release_figures(method, s, seen)
     if shows_models(s):
@@ -131,16 +131,16 @@ def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound
 
 
 def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row, measured: Row) -> Row:
-    """Return all figures of a round but scores and time.
+    """Return all figures of a round except scores and time.
 
     Args:
-        seen: without regard to the view. released: what follows from it, unless all of that is public. measured: by the objective
-            and the policy.
+        seen: not restricted to the view. released: figures derived from it, unless all are public. measured: figures of the
+            objective and the policy.
     """
     failed = {o.client: o.error for o in outcomes if o.error}
     row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **released, **measured}
     row |= _noise_so_far(seen, row)
-    if not any(o.remote for o in outcomes):  # else the server does not know it
+    if not any(o.remote for o in outcomes):  # the server does not know remote losses
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]
         total = sum(n for _, n in trained)
         row["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
@@ -148,7 +148,7 @@ def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row,
 
 
 def release_figures(method: Method, s: Setting, seen: SeenRound) -> Row:
-    """Return the figures that follow from what is seen of a round's releases."""
+    """Return the figures that follow from a round's visible releases."""
     plans: Row = {}
     if seen.uploads:
         by_coverage = isinstance(method.server(s), CoverageMean)
@@ -163,19 +163,19 @@ def release_figures(method: Method, s: Setting, seen: SeenRound) -> Row:
 
 
 def _noise_so_far(seen: SeenRound, row: Row) -> Row:
-    """The expected noise of all rounds, where that of each is known; `row` has that of this round."""
+    """Return the expected noise of all rounds added up, if each is known; `row` holds this round's."""
     if seen.noise_before is None or (seen.uploads and "noise_norm" not in row):
         return {}
     return {"cumulative_noise_norm": seen.noise_before + row.get("noise_norm", 0.0)}
 
 
 def coordinates(upload: Upload, layout: Layout) -> int:
-    """Return how many coordinates were sent by each client of an upload."""
+    """Return how many coordinates each client of an upload sent."""
     return layout.dimension if upload.support is None else int(upload.support.sum())
 
 
 def _clips(uploads: Sequence[Upload], layout: Layout) -> Row:
-    """The clip of the updates; under DP-SGD, where each example's gradient is clipped instead, that and the batch."""
+    """Return the updates' clip; under DP-SGD, which clips example gradients instead, their clip and the expected batch."""
     steps = [u.plan.step for u in uploads if isinstance(u.plan, LocalDpSgd)]
     if len(steps) == len(uploads):
         return {
@@ -196,11 +196,11 @@ def noise_variances(
     *,
     remote: bool = False,
 ) -> list[Tensor]:
-    """Return the mean variance of the noise on what each upload sent of each layer [L]: the door's, and that drawn in training.
+    """Return the mean variance of each upload's noise per layer [L]: the door's, and that drawn in training.
 
     Args:
-        weights: of each client in the uploads. drawn: power of the noise in training where no plan tells it. remote: clients run
-            where it is not known.
+        weights: of each client in the uploads. drawn: power of training noise that plans do not determine.
+        remote: whether clients run elsewhere, so that their training noise may be unknown.
     """
     layout = s.layout
     denominator = s.cohort if weighting_of(method) == "uniform" else sum(weights.values())
@@ -220,9 +220,9 @@ def noise_variances(
 
 
 def _training_noise(s: Setting, uploads: Sequence[Upload], clients: Iterable[int], *, remote: bool) -> dict[int, Tensor]:
-    """The power per layer [L] of the noise that each client drew in training, as far as plans tell it.
+    """Return the power per layer [L] of each client's training noise, as far as its plan determines it.
 
-    NaN where a plan that promises nothing leaves it open, and clients run where nothing else is known of them.
+    NaN for a remote client under a plan that promises nothing: its noise is unknown.
     """
     plans, powers = {u.client: u.plan for u in uploads}, {}
     for client in clients:
@@ -235,17 +235,17 @@ def _training_noise(s: Setting, uploads: Sequence[Upload], clients: Iterable[int
 
 
 def _noise(variances: Sequence[Tensor], uploads: Sequence[Upload], layout: Layout, *, by_coverage: bool) -> Row:
-    """Noise of the global step: expected norm, and root mean square per layer over the coordinates that somebody sent.
+    """Return the global step's noise: expected norm, and root mean square per layer over the coordinates that were sent.
 
-    Empty where training drew noise of which nothing is known (NaN).
+    Empty if any training noise is unknown (NaN).
     """
     total = sum(u.weight for u in uploads)
     if by_coverage and any(u.support is not None for u in uploads):
         variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
         for u, v in zip(uploads, variances, strict=True):
-            there = torch.ones(layout.dimension) if u.support is None else u.support.float()
-            variance.add_(layout.expand(v * u.weight**2) * there)
-            weight.add_(there, alpha=u.weight)
+            sent = torch.ones(layout.dimension) if u.support is None else u.support.float()
+            variance.add_(layout.expand(v * u.weight**2) * sent)
+            weight.add_(sent, alpha=u.weight)
         variance /= weight.square().where(weight > 0, torch.ones_like(weight))
         noise_power = torch.stack([part.sum() for part in layout.split(variance)])
         reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
@@ -253,7 +253,7 @@ def _noise(variances: Sequence[Tensor], uploads: Sequence[Upload], layout: Layou
         counts, each = torch.tensor([_counts(u, layout) for u in uploads]), torch.stack([*variances])
         shares = torch.tensor([[(u.weight / total) ** 2] for u in uploads], dtype=each.dtype)
         summands = (each * shares * counts).numpy()
-        noise_power = torch.from_numpy(np.add.accumulate(summands)[-1])  # one upload after the other
+        noise_power = torch.from_numpy(np.add.accumulate(summands)[-1])  # in order, one upload at a time
         reached = counts.amax(0)
     if noise_power.isnan().any():
         return {}
@@ -264,19 +264,20 @@ def _noise(variances: Sequence[Tensor], uploads: Sequence[Upload], layout: Layou
 
 
 def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | None) -> Row:
-    """What the counts of a round say of the model with which it began: post-processing of what was released.
+    """Return what a round's counts say about the model at its start; post-processing of releases.
 
     Args:
-        uploads: of the round, or one mean of them. senders: how many uploads left the clients, where these are not summed.
+        uploads: of the round, or one mean of them. senders: number of uploads, if they are not summed.
 
-    `noisy_METRIC` with the standard deviation of its noise, and `noisy_examples`; nothing where these drown in the noise.
+    Returns:
+        `noisy_METRIC`, the standard deviation of its noise, and `noisy_examples`; empty if noise dominates.
     """
     if s.evaluation is None or not uploads:
         return {}
     summed = uploads[0].client < 0
     divided_by = s.cohort if senders is None or s.scope.view is not View.SERVER else senders
     counts = torch.stack([u.extras[COUNTS] for u in uploads]).double().sum(0)
-    shares = divided_by if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, as many as are planned
+    shares = divided_by if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, one per planned client
     noise = math.sqrt(shares * sum(u.plan.extras[COUNTS].noise_std ** 2 for u in uploads))
     right, wrong = (counts * (divided_by if summed else 1)).tolist()
     total = right + wrong
@@ -290,13 +291,13 @@ def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | Non
 def client_figures(
     federation: Federation, progress: Progress, clients: Sequence[int], columns: Columns, policies: Sequence[Figures]
 ) -> Row:
-    """Return the means of what the objective measures (see `HasMetrics`) over the clients, and all figures of each client.
+    """Return the means of the objective's figures (see `HasMetrics`) over the clients, and each client's figures.
 
-    An objective's figure gets another name where a column has its name. What it fails to measure, or measures in another shape
-    than a number or one for each layer, is left out.
+    A figure is renamed if a column has its name. Figures that fail, or are neither a number nor one number per layer, are left
+    out.
 
     Args:
-        policies: what the policy measures of each client, or once for all.
+        policies: figures of the policy, for each client or once for all.
     """
     context, objective, measured = federation.context, federation.context.objective, list[Figures]()
     if isinstance(objective, HasMetrics):
@@ -315,10 +316,10 @@ def client_figures(
 def _measured(
     objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], context: Context
 ) -> Figures:
-    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all.
+    """Return what an objective measures of a client's state; empty if it fails, because how a run ends is public.
 
     Args:
-        allowed: names that are taken, and shapes that a figure may have.
+        allowed: names already taken, and shapes that a figure may have.
     """
     taken, shapes = allowed
 
@@ -333,16 +334,16 @@ def _measured(
 
 
 def means(rows: Sequence[Figures]) -> Row:
-    """Of each figure, over those that have it, as a number or as a list of one length."""
-    found: dict[str, list[float | list[float]]] = {}
+    """Return the mean of each figure over the rows that have it, for numbers and for lists of equal length."""
+    by_name: dict[str, list[float | list[float]]] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if name in row]
         if len({np.shape(value) for value in values}) == 1:
-            found[name] = values
-    return {name: np.mean(values, axis=0).tolist() for name, values in found.items()}
+            by_name[name] = values
+    return {name: np.mean(values, axis=0).tolist() for name, values in by_name.items()}
 
 
 def _counts(upload: Upload, layout: Layout) -> list[float]:
-    """Coordinates sent of each layer [L]."""
+    """Return the coordinates sent of each layer [L]."""
     sent = layout.sizes if upload.support is None else [int(part.sum()) for part in layout.split(upload.support)]
     return [float(n) for n in sent]

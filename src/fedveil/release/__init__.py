@@ -1,1 +1,1 @@
-"""The door. Data leave a client only through here: restrict, clip, noise, charge the ledger, send."""
+"""The door, through which all client data are released: restrict, clip, noise, charge the ledger, send."""

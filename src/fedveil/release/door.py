@@ -1,10 +1,9 @@
-"""The door: check, restrict, clip, put on the grid, noise, seal; charge, hand over.
+"""The door, the only way to release client data: check, restrict, clip, put on the grid, noise, seal; charge, release.
 
-What leaves under a plan that promises anything is integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
-noise that was drawn without looking at them (`grid`, `drawn_noise`, `sampler`). Sums of clients are integer sums. An update that
-cannot be released as it is (not finite, too large, mis-shaped, or none because training failed) is released as zero, noised like
-any other, so that a refusal tells nothing (`checked_update`). Plans that promise nothing let floats out, and refuse such updates
-instead (`bare_release`).
+Under a plan that promises anything, releases are integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
+noise that is drawn independently of them (see `fedveil.mechanism.grid` and `fedveil.mechanism.sampler`). Sums of clients are
+integer sums. An invalid update (not finite, too large, of wrong shape, or missing because training failed) is released as zero,
+with noise like any other, so that a refusal reveals nothing. Plans that promise nothing release floats, and refuse such updates.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terms:
-    """What follows from a plan alone, before any data are looked at.
+    """Compiled plan: everything that follows from a plan alone, before any data are read.
 
     source: the plan as its policy made it. plan: the same, as the door executes and charges it.
-    reason: why nothing can be proven from it, or empty. reads: the private quantities that it was made from.
-    exact: integers leave. clippings: how the update and each extra are clipped, where integers leave.
-    rows: by round, the ledger's row of the first client that released under them; those of others differ in the client alone.
+    reason: why nothing can be proven about it, or empty. reads: the private quantities that it depends on.
+    exact: whether releases are integers. clippings: how the update and each extra are clipped, if so.
+    rows: by round, the ledger's row of the first client that released under the plan; rows of others differ only in the client.
     """
 
     source: Plan
@@ -61,29 +60,29 @@ class Terms:
 
     @classmethod
     def of(cls, source: Plan, plan: Plan, parts: ReleaseLayout, reason: str, reads: tuple[str, ...] = ()) -> Terms:
-        """The terms of a plan for releases of this layout."""
+        """Compile a plan for releases of this layout."""
         exact = on_grid(plan, reason, parts.model)
         return cls(source, plan, reason, reads, exact, clippings(plan, parts) if exact else ())
 
 
 def clippings(plan: Plan, parts: ReleaseLayout) -> list[tuple[slice, Clipping]]:
-    """How update and extras become integers: slices of the flat vector [D], each with its groups and clips."""
+    """Return how update and extras become integers: slices of the flat vector [D], each with its groups and clips."""
     d = parts.model.dimension
     grid = [(part, k + plan.mechanism.shift) for part, k in parts.grid(plan)]
     clips = [clip for _, _, clip in parts.groups(plan)]
     layers = sum(part.stop <= d for part, _ in grid)
-    found = [(slice(0, d), Clipping.of(grid[:layers], plan.clip, clips[:layers], d))]
+    slices = [(slice(0, d), Clipping.of(grid[:layers], plan.clip, clips[:layers], d))]
     for (part, k), clip in zip(grid[layers:], clips[layers:], strict=True):
         n = part.stop - part.start
-        found.append((part, Clipping.of([(slice(0, n), k)], clip, [math.inf], n)))
-    return found
+        slices.append((part, Clipping.of([(slice(0, n), k)], clip, [math.inf], n)))
+    return slices
 
 
 def checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout, max_norm: float) -> Tensor:
-    """The flat vector [D] of what training gave.
+    """Return the flat vector [D] of a training result.
 
     Raises:
-        UpdateRefused: it may not leave; what cannot even be looked at may not.
+        UpdateRefused: it may not be released, or cannot even be read.
     """
     try:
         return _checked(update, extras, parts, max_norm)
@@ -106,7 +105,7 @@ def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout,
         raise UpdateRefused(f"the update must be a plain dense tensor, got {kind}")
     if tuple(update.shape) != (parts.model.dimension,):
         raise UpdateRefused(f"the update must have shape ({parts.model.dimension},), got {tuple(update.shape)}")
-    vector = parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
+    vector = parts.flat(torch.detach(update), extras)  # a new object of the door's, without attached attributes
     learned, others = parts.parted(vector)
     norms = {
         name: float(torch.linalg.vector_norm(part, dtype=torch.float64)) for name, part in ((None, learned), *others.items())
@@ -134,16 +133,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Door:
-    """The one way out of a run.
+    """The only way for releases to leave a run.
 
     Args:
-        layout: of the model's flat vector. scope: what is promised to whom. run: name written into each ledger row.
-        ledger: where each release is charged. randomness: where noise comes from.
-        rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
-        max_norm: updates above this L2 norm do not leave.
+        layout: of the model's flat vector. scope: of the guarantee. run: name written into each ledger row.
+        ledger: charged for each release. randomness: source of noise.
+        rate: Poisson sampling rate q of clients in the aggregate view, or None if sampling is not Poisson.
+        max_norm: updates above this L2 norm are refused.
         colluders: clients whose noise shares the adversary knows and can subtract; see `known`.
         extras: shape of each extra of the method's releases. memory: secret state of correlated noise.
-        bits: of the grid, where it is not that of each plan's mechanism (see `ReleaseLayout`).
+        bits: of the grid, if they differ from those of each plan's mechanism (see `ReleaseLayout`).
     """
 
     layout: Layout
@@ -160,35 +159,35 @@ class Door:
 
     @cached_property
     def parts(self) -> ReleaseLayout:
-        """The release layout: update and extras."""
+        """Return the release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras, self.bits)
 
     @property
     def known(self) -> int:
-        """Noises in a sum of noisy uploads that the adversary knows: those of all who collude, or that of the client it is."""
+        """Return how many noise terms of a sum the adversary knows: those of all colluders, or of the one client that it is."""
         return max(self.colluders, 1)
 
     def beside(self, layout: Layout) -> Self:
-        """The same door for another vector, of all clients and under independent noise: not sampled, no extras, no memory."""
+        """Return a door for an extra vector of all clients under independent noise: not sampled, no extras, no memory."""
         return replace(self, layout=layout, rate=None, extras={}, memory=None)
 
     def admits(self, plan: Plan | Raw, client: int, round: int) -> bool:
-        """Whether the client's budget has room for an upload under this plan; without a look at its data."""
+        """Return whether the client's budget has room for an upload under this plan, without reading data."""
         if isinstance(plan, Raw):
             return self.ledger.admits(client, Unbounded(plan.reason))
         return self.ledger.admits(client, self._cost(plan, reason_of(plan), round))
 
     def _cost(self, plan: Plan, reason: str, round: int) -> Event:
-        """What an upload under this plan costs; `reason`: why nothing can be proven of it, or empty."""
+        """Return the cost of an upload under this plan; `reason`: why nothing can be proven about it, or empty."""
         return Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
 
     def terms(self, plan: Plan) -> Terms:
-        """The plan read once, for all clients that have it: a copy, which whoever made the plan cannot change."""
+        """Compile a plan once, for all clients that share it; the plan is copied, so that its maker cannot change it."""
         self._check_extras(plan)
         return Terms.of(plan, copied(plan), self.parts, reason_of(plan))
 
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
-        """Why a client's update and extras cannot leave as they are, for its own log; empty where they can."""
+        """Return why a client's update and extras cannot be released as they are, for its own log; empty if they can."""
         try:
             checked(update, extras, self.parts, self.max_norm)
         except UpdateRefused as refused:
@@ -196,7 +195,7 @@ class Door:
         return ""
 
     def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
-        """Seal one client's update [d] and release it on its own; see `seal_upload` and `release_uploads`."""
+        """Seal one client's update [d] and release it by itself; see `seal_upload` and `release_uploads`."""
         return self.release_uploads([self.seal_upload(update, plan, client, round, **more)])[0]
 
     def seal_upload(
@@ -210,16 +209,16 @@ class Door:
         weight: float = 1.0,
         buffers: Tensor | None = None,
     ) -> SealedUpload:
-        """Prepare one client's update [d] for the server, with its own noise and its own row; only `release_uploads` lets it out.
+        """Prepare one client's update [d] for the server, with its own noise and ledger row; only `release_uploads` releases it.
 
         Args:
-            update: None where there is none that could leave; it is then released as zero if the plan promises anything.
-            plan: or its terms, where many clients have it.
+            update: None if no valid one exists; it is then released as zero if the plan promises anything.
+            plan: or its compiled form, if many clients share it.
 
         Raises:
-            UpdateRefused: under a plan that promises nothing, an update that cannot leave.
+            UpdateRefused: under a plan that promises nothing, an update that may not be released.
         """
-        terms, vector, refusal = self._settled(update, plan, extras or {})
+        terms, vector, refusal = self._prepare(update, plan, extras or {})
         executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
         released: Tensor
         if terms.exact:
@@ -239,10 +238,10 @@ class Door:
         reason: str,
         **more: Any,
     ) -> SealedUpload:
-        """What leaves under a plan, int64 [D] on its grid or float32 [D], as an upload and the ledger row that it leaves by.
+        """Return a release under a plan, int64 [D] on its grid or float32 [D], as an upload with its ledger row.
 
         Args:
-            reason: why nothing can be proven of it, or empty. more: weight and buffers of the upload.
+            reason: why nothing can be proven about it, or empty. more: weight and buffers of the upload.
         """
         return self._sealed(released, Terms.of(plan, plan, self.parts, reason), client, round, **more)
 
@@ -259,7 +258,7 @@ class Door:
         return SealedUpload(self.opened(upload, released, plan) if terms.exact else upload, entry)
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
-        """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are handed over.
+        """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are returned.
 
         The rows are written in one transaction, so a crash leaves all of them charged, or none, and nothing released.
 
@@ -270,12 +269,12 @@ class Door:
         return [one.upload for one in sealed]
 
     def leaving(self, upload: Upload) -> Tensor:
-        """What left with an upload, to the bit: int64 [D] on the grid, or float32 [D] under a plan that promises nothing."""
+        """Return the exact bits that an upload releases: int64 [D] on the grid, or float32 [D] if nothing is promised."""
         floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
         return torch.cat(floats) if upload.integers is None else upload.integers
 
     def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
-        """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
+        """Return the upload with vectors decoded from the released integers [D]; this is post-processing by the receiver."""
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
             vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
@@ -283,7 +282,7 @@ class Door:
         return replace(upload, integers=integers, vector=update, extras=extras)
 
     def mean_of(self, uploads: Sequence[Upload]) -> Upload:
-        """The mean of uploads on the same grid, a function of the sum of their integers alone: post-processing."""
+        """Return the mean of uploads on the same grid, a function of their integer sum alone: post-processing."""
         first, n = uploads[0], len(uploads)
         total = self._added_up([torch.as_tensor(upload.integers) for upload in uploads], torch.int64)
         return self.opened(replace(first, client=AGGREGATE, noise_std=first.noise_std / math.sqrt(n)), total, first.plan, n)
@@ -309,7 +308,7 @@ class Door:
         """
         if not 0 < weight <= 1:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
-        terms, vector, refusal = self._settled(update, plan, extras or {})
+        terms, vector, refusal = self._prepare(update, plan, extras or {})
         executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
         if terms.exact:
             if weight != 1:
@@ -324,14 +323,14 @@ class Door:
             sealed = float_clipped(vector, executed, self.parts).mul_(weight)
             if executed.place == "upload":
                 sealed = self._float_noised(sealed, executed, client, round)
-        own = terms.source if terms.reads else None
-        return Contribution(client, terms.reads, terms.reason, weight, sealed, own, statistics, refusal)
+        source = terms.source if terms.reads else None
+        return Contribution(client, terms.reads, terms.reason, weight, sealed, source, statistics, refusal)
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """Release the noisy sum of a round divided by a public denominator; charged once for all clients.
 
         Args:
-            plan: the common plan of the round, also when nobody contributed.
+            plan: the common plan of the round, also if nobody contributed.
             denominator: planned total weight; must not depend on who failed unless the run promises nothing.
         """
         if not denominator > 0:
@@ -375,10 +374,10 @@ class Door:
         return Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
 
     def charge_skipped(self, contributions: Sequence[Contribution], plan: Plan, round: int) -> None:
-        """Charge a round whose sum is not released, where noise is drawn inside training.
+        """Charge a round whose sum is not released, if noise is drawn inside training.
 
-        Clients keep what the round taught them, such as personal models, and later releases are made with it. Other plans need
-        no such charge: each of their releases is clipped and noised for all that went before.
+        Clients retain what the round taught them, such as personal models, and later releases depend on it. Other plans need no
+        such charge: each of their releases is clipped and noised regardless of the past.
         """
         if isinstance(plan, LocalDpSgd):
             event = event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
@@ -388,17 +387,17 @@ class Door:
 
     def _added_up(self, vectors: Sequence[Tensor], kind: torch.dtype) -> Tensor:
         vectors = [vector for vector in vectors if len(vector)]
-        if len(vectors) == 1 and kind == torch.int64:  # the sum of all
+        if len(vectors) == 1 and kind == torch.int64:  # the only vector is the sum
             return vectors[0]
         total = torch.zeros(self.parts.dimension, dtype=kind)
         for vector in vectors:
             total += vector
         return total
 
-    def _settled(
+    def _prepare(
         self, update: Tensor | None, plan: Plan | Raw | Terms, extras: Mapping[str, Tensor]
     ) -> tuple[Terms, Tensor, str]:
-        """The terms to execute, the flat vector [D] to release, and why it is zero, if it is."""
+        """Return the compiled plan, the flat vector [D] to release, and the reason if it is zero."""
         if isinstance(plan, Raw):
             vector = checked(update, extras, self.parts, self.max_norm)
             made = plan.make(vector[: self.layout.dimension])
@@ -423,7 +422,7 @@ class Door:
         (update, whole), *others = terms.clippings
         support = terms.plan.support
         first = whole.integers(vector[update] if support is None else vector[update] * support)
-        return np.concatenate([first, *(own.integers(vector[part]) for part, own in others)]) if others else first
+        return np.concatenate([first, *(clipping.integers(vector[part]) for part, clipping in others)]) if others else first
 
     def _noise(self, plan: Plan, client: int, round: int) -> DrawnNoise:
         return DrawnNoise(self.randomness, self.parts, plan, (round, client))
@@ -438,7 +437,7 @@ class Door:
     def _entry(
         self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...], *, exact: bool
     ) -> Entry:
-        """The row of a release in the ledger. exact: integers leave."""
+        """Return the ledger's row for a release. exact: whether it consists of integers."""
         return Entry(
             run=self.run,
             round=round,

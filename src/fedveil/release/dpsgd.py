@@ -1,10 +1,10 @@
-"""DP-SGD inside a client: record-level privacy for what local training produces (Abadi et al. 2016).
+"""DP-SGD inside a client: record-level privacy for the results of local training (Abadi et al. 2016).
 
-Each step takes a Poisson batch, clips each example's gradient, adds them up in float64, puts the sum on the grid and adds rounded
-Gaussian noise; the noisy integers are all that training gets to see. They are divided by a public batch size. What the errors of
-norms, sums and rounding add to the sensitivity is charged (`fedveil.mechanism.cost.step_sensitivity`).
+Each step takes a Poisson batch, clips each example's gradient, adds the gradients in float64, puts the sum on the grid and adds
+rounded Gaussian noise; training only sees the noisy integers. They are divided by a public batch size. The contribution of errors
+of norms, sums and rounding to the sensitivity is charged (`fedveil.mechanism.cost.step_sensitivity`).
 
-The objective never holds the examples: it gets an empty batch and asks this source for its noisy gradient, once a step.
+The objective never has the examples: it gets an empty batch and asks this source for its noisy gradient, once per step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Pass = Callable[[], dict[str, Any]]
-"""One pass over examples: the plain values that it gives."""
+"""Function that makes one pass over examples and returns plain values."""
 
 
 def made_here(act: Pass, *number: int) -> dict[str, Any]:
@@ -45,15 +45,15 @@ def made_here(act: Pass, *number: int) -> dict[str, Any]:
 
 @dataclass
 class PerExampleGradient:
-    """The gradient source of DP-SGD (see `fedveil.training.local.GradientSource`); one for each client and round.
+    """Gradient source of DP-SGD (see `fedveil.training.local.GradientSource`); one for each client and round.
 
     Args:
-        plan: what each step does. randomness: of batches and noise. key: (round, client).
+        plan: of each step. randomness: of batches and noise. key: (round, client).
         gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
-        task: whose weights of examples stay outside of the clip.
-        rehearsal: the examples are public and nothing leaves, so one on which the network fails raises.
-        made: makes a pass, whose number is its step and its first example there, such as in a process of its own.
-        singly: each example has a pass.
+        task: whose weights of examples are applied outside of the clip.
+        rehearsal: the examples are public and nothing is released, so an example on which the network fails raises.
+        made: makes a pass, numbered by its step and its first example, for instance in a child process.
+        singly: whether each example has a separate pass.
     """
 
     plan: DpSgd
@@ -72,32 +72,32 @@ class PerExampleGradient:
 
     @property
     def steps(self) -> int:
-        """Steps of the round, whatever the client holds."""
+        """Return the steps of the round, for any number of examples."""
         return self.plan.steps
 
     @property
     def examples(self) -> int:
-        """The nominal number, which the rate was made for: a client's own is as private as its records."""
+        """Return the nominal number of examples, from the rate: a client's own number is as private as its records."""
         return round(self.plan.expected / self.plan.rate)
 
     @property
     def waiting(self) -> int:
-        """Examples of the batch of which no gradient was asked for yet."""
+        """Return the number of examples in the batch whose gradient has not been requested yet."""
         return 0 if self._batch is None else len(self._batch[1])
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Poisson batches, sealed: each example joins each of the planned steps with the planned rate.
+        """Yield an empty batch per step, while the examples of its Poisson sample stay here.
 
-        Examples beyond the cap never join. What is handed out is empty; the examples stay here until the gradient is asked for.
+        Examples beyond the cap never join. The examples are used when the gradient is requested.
 
         Raises:
-            ConfigError: the objective did not ask for exactly one gradient a step.
+            ConfigError: the objective did not request exactly one gradient per step.
         """
         local.steps = self.steps
         for step in range(self.plan.steps):
             chosen = self.randomness.coins(self.plan.rate, min(len(y), self.plan.cap), "examples", *self.key, step)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
-            yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # of their own: views would still hold all examples
+            yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # not views, which contain all examples
             if self._batch is not None:
                 raise ConfigError(
                     f"under DP-SGD an objective must ask for local.gradient once in each step; it did not in step {step}"
@@ -117,7 +117,7 @@ class PerExampleGradient:
         total = torch.zeros(len(model.grad), dtype=torch.float64)
         if len(y):
             total = self._sum(model, x, y, local.step).cpu()
-            if self._of_batch:  # else all of its examples raised errors
+            if self._of_batch:  # otherwise all of its examples raised errors
                 self.losses.append(sum(self._of_batch) / len(self._of_batch))
                 self._of_batch.clear()
         if std:
@@ -129,24 +129,24 @@ class PerExampleGradient:
         return model.vector.new_full((), torch.nan)
 
     def _sum(self, model: FlatModel, x: Tensor, y: Tensor, step: int) -> Tensor:
-        """The sum [d] of clipped gradients, computed for `together` examples at a time.
+        """Return the sum [d] of clipped gradients, computed for `together` examples at a time.
 
-        Numerical libraries add in another order in a pass of another length, so one example more would move the gradients of the
-        others: by a rounding, which weights that were chosen for it make larger than the clip.
+        Numerical libraries add in a different order for a different number of examples. So one more example would change the
+        gradients of the others by rounding, which chosen weights could amplify beyond the clip.
         """
         size = 1 if self.singly else self.plan.together
         parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
         return reduce(torch.add, (self._part(model, *part, step, size * place) for place, part in enumerate(parts)))
 
     def _part(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> Tensor:
-        """The sum for at most so many examples; one that raises an error counts as zero, as the log of its client says.
+        """Return the sum for one part of the batch; an example that raises an error counts as zero, as the client's log says.
 
-        What a network writes into its trained parameters, such as an embedding with max_norm, is undone: a client's update would
-        show it. Where others of the batch saw it, their gradients are taken again, one at a time.
+        Network writes into trained parameters, such as an embedding with max_norm, are undone, because a client's update would
+        reveal them. If other examples of the part were affected, all gradients are computed again, one at a time.
         """
         before = model.vector.clone()
         try:
-            found = self.made(partial(self._pass, model, x, y, step, first), step, first)
+            result = self.made(partial(self._pass, model, x, y, step, first), step, first)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -158,14 +158,14 @@ class PerExampleGradient:
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
             return torch.zeros(len(before), dtype=torch.float64, device=x.device)
         model.vector.copy_(before)
-        if found["wrote"] and len(y) > 1:
+        if result["wrote"] and len(y) > 1:
             return self._one_at_a_time(model, x, y, step, first)
-        self._of_batch += found["losses"].tolist()
-        total: Tensor = found["sum"]
+        self._of_batch += result["losses"].tolist()
+        total: Tensor = result["sum"]
         return total
 
     def _pass(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> dict[str, Any]:
-        """The sum [d], the losses [n], and whether the pass wrote into trained parameters."""
+        """Return the sum [d], the losses [n], and whether the pass wrote into trained parameters."""
         before = model.vector.clone()
         filled = [_filled(part, 1 if self.singly else self.plan.together) for part in (x, y)]
         number = (step, first) if first else (step,)
@@ -176,11 +176,12 @@ class PerExampleGradient:
         return {"sum": clipped_sum(blocks, clip, len(y), most), "losses": losses[: len(y)], "wrote": wrote}
 
     def _weighed(self, y: Tensor) -> tuple[float | Tensor, float]:
-        """The clip of each example, and the factor of its gradient before.
+        """Return the clip of each example, and the factor applied to its gradient before.
 
-        Clipped with its weight w, a gradient above the clip would lose it. Without, and then times the share w / w_max that it
-        has of the largest weight, it keeps it, and its norm is at most C w / w_max <= C: min(1, C / |g|) w / w_max g is the
-        gradient w g of the weighted loss times 1 / w_max, clipped to C w / w_max. The share depends on the example alone.
+        If a gradient were clipped together with its weight w, the weight would be lost above the clip. Instead it is clipped
+        without the weight, then multiplied by w / w_max, its share of the largest weight: its norm is at most C w / w_max <= C.
+        As a formula, min(1, C / |g|) w / w_max g is the gradient w g of the weighted loss times 1 / w_max, clipped to C w /
+        w_max. The share depends on the example alone.
         """
         weights = self.task.example_weights(y)
         if weights is None:
@@ -193,17 +194,17 @@ class PerExampleGradient:
 
 
 def _filled(part: Tensor, length: int) -> Tensor:
-    """So many examples: these, and the first of them for those that are missing."""
+    """Pad a batch to a length with copies of its first example."""
     return torch.cat([part, part[:1].expand(length - len(part), *part.shape[1:])]) if len(part) < length else part
 
 
 def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tensor:
-    """Expected squared norm per layer [L] of the noise that the steps of a round bring into the update; NaN where not known."""
+    """Return the expected squared norm per layer [L] of a round's step noise in the update; NaN if unknown."""
     gain = _gain(spec, round, plan.steps)
     return torch.tensor(layout.sizes, dtype=torch.float32) * gain * (plan.noise_multiplier * plan.clip / plan.expected) ** 2
 
 
 @lru_cache(maxsize=64)
 def _gain(spec: LocalSpec, round: int, steps: int) -> float:
-    """Of all steps of a round, which are the same for each of its clients."""
+    """Return the total gain of a round's steps, which is the same for all of its clients."""
     return sum(spec.gain(round, step, steps) for step in range(steps))

@@ -1,6 +1,6 @@
-"""Randomness: noise and client sampling from the operating system's entropy, all else from the seed.
+"""Randomness: noise and client sampling from the operating system's entropy, everything else from the seed.
 
-Seeded noise is reproducible and therefore private to nobody; it exists for simulation and tests, and the statement says so.
+Seeded noise is reproducible and therefore protects nobody; it is for simulation and tests, and the statement says so.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 _STEPS = 2.0**24
-"""Grid steps in the std of noise that is wanted as floats."""
+"""Grid steps in the noise std for noise in floats."""
 _WORDS = slice(3, 3 + 624)
-"""Where the state of torch's generator on the CPU, in words of 64 bits, holds that of its Mersenne twister."""
+"""Position of the Mersenne twister's state in that of torch's CPU generator, in words of 64 bits."""
 _ELSEWHERE = np.random.MT19937(0)
-"""What numpy's global functions draw from while others' draws must not be seen; numpy takes 70 us to copy a state and back."""
+"""Substitute for numpy's global generator while draws must stay separate; numpy takes 70 us to copy a state and back."""
 
 
 @dataclass(frozen=True)
 class Randomness:
-    """The sources of randomness of one run.
+    """Sources of randomness of one run.
 
     Args:
         seed: seeds everything that need not be secret (initial model, batch order).
@@ -50,20 +50,20 @@ class Randomness:
     seeded_noise: bool = False
 
     def derive(self, *key: object) -> int:
-        """A 63-bit seed for (seed, key); distinct keys give independent streams."""
+        """Return a 63-bit seed for (seed, key); distinct keys give independent streams."""
         digest = hashlib.blake2b(repr((self.seed, *key)).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
     def generator(self, *key: object) -> torch.Generator:
-        """A torch generator for what need not be secret."""
+        """Return a torch generator for draws that need not be secret."""
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
     def forward(self, device: torch.device, *key: object, secret: bool = False) -> Iterator[None]:
-        """What layers draw from global generators, as dropout does, comes from the seed; the states of these are put back.
+        """Seed the global generators from which layers draw from the run's seed; restore their states afterwards.
 
         Args:
-            secret: of numpy's and Python's generators, from which a loss may draw under DP-SGD, it comes from a secret key.
+            secret: seed numpy's and Python's generators, from which a loss may draw under DP-SGD, from a secret key instead.
         """
         seed = self.derive("forward", *key)
         with _seeded(device, seed), _seeded_elsewhere(int.from_bytes(self.key("elsewhere", *key), "little") if secret else seed):
@@ -71,15 +71,16 @@ class Randomness:
 
     @contextmanager
     def layers(self, device: torch.device, *name: object, elsewhere: bool = False) -> Iterator[None]:
-        """What layers draw in one step of DP-SGD is as secret as its noise; the states of torch's generators are put back.
+        """Seed torch's generators for one step of DP-SGD from a key as secret as its noise; restore their states afterwards.
 
-        An example that leaves a batch moves the numbers of those behind it, so that who knew them would see all of these move.
+        An example that leaves a batch shifts the numbers drawn for later ones, so an adversary who knew the numbers would see
+        these change.
 
         Args:
-            elsewhere: the same for numpy's and Python's global generators, from which no network draws under DP-SGD.
+            elsewhere: also seed numpy's and Python's global generators, from which no network draws under DP-SGD.
         """
         key = self.key("layers", *name)
-        seed = int.from_bytes(key[:8], "little") >> 1  # of which torch takes 32 bits on the CPU, where the whole state is set
+        seed = int.from_bytes(key[:8], "little") >> 1  # torch uses 32 bits of it on the CPU, so the whole state is set there
         with _seeded_elsewhere(int.from_bytes(key, "little")) if elsewhere else nullcontext(), _seeded(device, seed):
             words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS.stop), np.uint32)
             state = torch.get_rng_state()
@@ -88,29 +89,29 @@ class Randomness:
             yield
 
     def key(self, *name: object) -> bytes:
-        """A key of 32 bytes for one draw of noise; from the seed only if `seeded_noise`, else fresh each time it is asked for."""
+        """Return a key of 32 bytes for one draw of noise: from the seed if `seeded_noise`, else fresh in each call."""
         if self.seeded_noise:
             return hashlib.blake2b(repr((self.seed, "noise", *name)).encode(), digest_size=32).digest()
         return os.urandom(32)
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
-        """n integers [n] with the law of rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`.
+        """Return integers [n] distributed as rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`.
 
         Args:
-            threads: at most so many work on it; as many as torch may use by default. The bits are the same.
+            threads: at most this many are used; by default as many as torch may use. The bits do not depend on it.
         """
         return rounded_normal(std, n, self.key(*name), threads=threads)
 
     def normal(self, n: int, *name: object) -> Tensor:
-        """n standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
+        """Return standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
         return torch.from_numpy(self.integers(_STEPS, n, *name)).to(torch.float32).mul_(1 / _STEPS)
 
     def coins(self, rate: float, n: int, *name: object) -> NDArray[np.int64]:
-        """Those of 0 to n - 1 that are in a Poisson sample, which amplification needs to be secret; from a key, like noise."""
+        """Return the members of a Poisson sample of 0 to n - 1, from a secret key, which amplification needs."""
         return poisson_sample(rate, n, self.key("coins", *name))
 
     def subset(self, size: int, n: int, *name: object) -> NDArray[np.int64]:
-        """`size` of 0 to n - 1, drawn without replacement: from a secret key, or from the seed if `seeded_noise`."""
+        """Return `size` of 0 to n - 1, drawn without replacement: from a secret key, or from the seed if `seeded_noise`."""
         if self.seeded_noise:
             return np.sort(np.random.default_rng(self.derive("sampling", *name)).choice(n, size=size, replace=False))
         return fixed_sample(size, n, self.key("subset", *name))
@@ -118,8 +119,8 @@ class Randomness:
 
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """torch's generators that layers on this device draw from are seeded, and their states put back."""
-    gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a pretended GPU has no generator
+    """Seed torch's generators for layers on this device, and restore their states afterwards."""
+    gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a simulated GPU has no generator
     with torch.random.fork_rng(devices=gpus):
         if gpus:
             with torch.cuda.device(device):
@@ -130,9 +131,9 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def _seeded_elsewhere(seed: int) -> Iterator[None]:
-    """The global generators of numpy and Python are seeded, and their states put back.
+    """Seed the global generators of numpy and Python, and restore their states afterwards.
 
-    Code of the user's own may draw from them, and what one client's draws may not follow from how much another's drew.
+    User-defined code may draw from them, and one client's draws may not depend on how much another client drew.
     """
     before, numpys, numbers = random.getstate(), mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
     random.seed(seed)
@@ -147,7 +148,7 @@ def _seeded_elsewhere(seed: int) -> Iterator[None]:
 
 
 LEAST_SHARE = 4
-"""Grid steps of a share's noise std from which a sum of rounded shares costs what one Gaussian does (docs/exact-release.md)."""
+"""Least noise std of a share, in grid steps, for which shares cost what one Gaussian does (docs/exact-release.md)."""
 LARGE = 2**23
 """Coordinates from which the noise of a sum is drawn on all cores: no client trains while a sum is released."""
 

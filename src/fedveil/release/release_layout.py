@@ -1,7 +1,7 @@
-"""The layout of a release, its row in the ledger, and the counts of an evaluation that leave with it.
+"""The layout of a release, its row in the ledger, and the counts of an evaluation that it includes.
 
-Both counts of a client add up to at most a public number of examples, which therefore bounds their L2 norm. They leave in the
-same release as the update, and the noise of everything else grows so that the release costs what it cost without them.
+Both counts of a client add up to at most a public number of examples, which therefore bounds their L2 norm. They are part of the
+same release as the update, and the noise of everything else grows so that the release costs the same as without them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 _DEVIATIONS = 14.0
-"""A normal variable is further from its mean with a probability below 2e-44."""
+"""Number of standard deviations that a normal variable exceeds with a probability below 2e-44."""
 
 
 @dataclass(frozen=True)
 class ReleaseLayout:
-    """The update [d] and then each extra, flat, in one vector [D].
+    """Layout of update [d] and extras, in order, in one flat vector [D].
 
     Args:
         model: layout of the update. extras: shape of each extra by name; `()` is one number.
@@ -44,23 +44,23 @@ class ReleaseLayout:
 
     @cached_property
     def dimension(self) -> int:
-        """D, the coordinates of update and extras."""
+        """Return D, the number of coordinates of update and extras."""
         return self.model.dimension + sum(math.prod(shape) for shape in self.extras.values())
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each extra lies in the flat vector."""
-        found, start = {}, self.model.dimension
+        """Return the position of each extra in the flat vector."""
+        positions, start = {}, self.model.dimension
         for name, shape in self.extras.items():
-            found[name] = slice(start, start + math.prod(shape))
+            positions[name] = slice(start, start + math.prod(shape))
             start += math.prod(shape)
-        return found
+        return positions
 
     def flat(self, update: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
-        """Update and extras as one vector [D].
+        """Return update and extras as one vector [D].
 
         Raises:
-            UpdateRefused: an extra is missing, unknown, mis-shaped or not float32.
+            UpdateRefused: an extra is missing, unknown, of wrong shape or not float32.
         """
         import torch
 
@@ -77,14 +77,14 @@ class ReleaseLayout:
         return torch.cat([update, *(torch.flatten(extras[name]) for name in self.extras)])
 
     def parted(self, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Update [d] and extras, as views of the flat vector [D]."""
+        """Return update [d] and extras, as views of the flat vector [D]."""
         extras = {name: vector[place].reshape(self.extras[name]) for name, place in self.places.items()}
         return vector[: self.model.dimension], extras
 
     def groups(self, plan: Plan) -> list[tuple[slice, float, float]]:
-        """Consecutive groups of coordinates with their noise std and clip (inf where the whole clip alone bounds them).
+        """Return consecutive groups of coordinates with their noise std and clip (inf if only the whole clip bounds them).
 
-        Layers of which nothing is sent have std 0. The whole clip of the update is not in it.
+        Layers that send nothing have std 0. The whole clip of the update is not included.
         """
         extras = ((place, plan.extras[name]) for name, place in self.places.items())
         return [*self._layers(plan), *((place, extra.noise_std, extra.clip) for place, extra in extras)]
@@ -101,29 +101,29 @@ class ReleaseLayout:
             start += size
 
     def grid(self, plan: Plan) -> list[Group]:
-        """The exponent of the grid step of what leaves, group by group: from the public noise alone.
+        """Return the exponent of the release's grid step for each group, from the public noise alone.
 
-        Where the clip is so many times the noise that it would not fit into 2^52 steps, the step is 2^-52 of the clip.
+        If the clip is so much larger than the noise that it would not fit into 2^52 steps, the step is 2^-52 of the clip.
         """
         parts, bits = self.groups(plan), plan.mechanism.bits if self.bits is None else self.bits
         exponents = [_exponent(std, min(clip, plan.clip), bits) if std else None for _, std, clip in parts]
-        known = [k for k in exponents if k is not None]
-        silent = max(known, default=0)  # nothing is sent there
-        return [(part, silent if k is None else k) for (part, _, _), k in zip(parts, exponents, strict=True)]
+        exponents_sent = [k for k in exponents if k is not None]
+        unsent = max(exponents_sent, default=0)  # nothing is sent in these groups
+        return [(part, unsent if k is None else k) for (part, _, _), k in zip(parts, exponents, strict=True)]
 
     def bounds(self, plan: Plan) -> list[tuple[int, int]]:
-        """The largest absolute integer that may leave one client in each group: where the group ends, and the bound.
+        """Return the end of each group and the largest absolute integer that one client may release in it.
 
-        Like the grid it follows from the plan alone, so what is made of it, such as the length of a message, tells nothing of
-        the data. Noise is within 14 standard deviations but for one coordinate in 10^43.
+        The bounds, like the grid, follow from the plan alone, so anything derived from them, such as the length of a message,
+        reveals nothing about the data. Noise is within 14 standard deviations except for one coordinate in 10^43.
         """
-        found, d = [], self.model.dimension
+        limits, d = [], self.model.dimension
         for (part, std, clip), (_, k) in zip(self.groups(plan), self.grid(plan), strict=True):
             most = min(clip, plan.clip if part.stop <= d else math.inf)
             data = math.floor(math.ldexp(most, -k - plan.mechanism.shift)) if std else 0
             noise = math.ceil(math.ldexp(_DEVIATIONS * std, -k)) + 1 if std and plan.place == "upload" else 0
-            found.append((part.stop, data + noise))
-        return found
+            limits.append((part.stop, data + noise))
+        return limits
 
 
 def _exponent(std: float, clip: float, bits: int) -> int:
@@ -135,26 +135,26 @@ def _described(value: object) -> str:
 
 
 class Charger(Protocol):
-    """The part of a ledger that the door needs."""
+    """Part of a ledger that the door needs."""
 
     def charge_all(self, entries: Sequence[Entry]) -> None:
-        """Write and sync releases that are handed over together, in one transaction, if the budget allows each of them.
+        """Write and sync the releases of a round in one transaction, if the budget allows each of them.
 
-        Raises BudgetExhausted, with nothing written, otherwise.
+        Raise BudgetExhausted, with nothing written, otherwise.
         """
         ...
 
     def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """Charge what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
+        """Charge a release that happens once in its round: SHA-256 identifies its bits, and the same bits again cost nothing."""
         ...
 
     def admits(self, client: int, event: Event) -> bool:
-        """Whether the client's budget has room for a release of this cost."""
+        """Return whether the client's budget has room for a release of this cost."""
         ...
 
 
 class NullLedger:
-    """A charger without a budget and without a file."""
+    """Charger without a budget and without a file."""
 
     def charge_all(self, entries: Sequence[Entry]) -> None:
         """Accept the releases."""
@@ -163,12 +163,12 @@ class NullLedger:
         """Accept the release."""
 
     def admits(self, client: int, event: Event) -> bool:
-        """Whatever it costs."""
+        """Accept any cost."""
         return True
 
 
 def row_of(plan: Plan, parts: ReleaseLayout, *, exact: bool) -> dict[str, Any]:
-    """The columns of a ledger's row that follow from the plan alone. exact: integers leave."""
+    """Return the columns of a ledger's row that follow from the plan alone. exact: whether releases are integers."""
     d = parts.model.dimension
     clip, std = _as_charged(plan, parts.model)
     extras = [plan.extras[name] for name in parts.extras] if plan.extras else []
@@ -187,14 +187,14 @@ def row_of(plan: Plan, parts: ReleaseLayout, *, exact: bool) -> dict[str, Any]:
 
 
 def _exponents(plan: Plan, parts: ReleaseLayout) -> tuple[int, ...]:
-    """The exponent of the grid of what leaves, for each layer and each extra."""
+    """Return the exponents of the release's grid for each layer and each extra."""
     exponents = [k for _, k in parts.grid(plan)]
     layers = len(exponents) - len(plan.extras)
     return (*(exponents[:layers] if layers > 1 else exponents[:1] * len(parts.model)), *exponents[layers:])
 
 
 def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
-    """Clip and noise std per layer for the ledger; layers of which nothing is sent have clip 0."""
+    """Return clip and noise std per layer for the ledger; layers that send nothing have clip 0."""
     if isinstance(plan, LocalDpSgd):
         step = plan.step
         return [step.clip] * len(layout), [step.noise_multiplier * step.clip] * len(layout)
@@ -204,12 +204,12 @@ def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
 
 
 COUNTS = "evaluation"
-"""The name of this extra: [right, wrong]."""
+"""Name of this extra: [right, wrong]."""
 
 
 @dataclass(frozen=True)
 class EvaluationCounts:
-    """What of each release goes to the counts.
+    """Counts of right and wrong answers as part of each release.
 
     Args:
         share: of the release's mu^2, in (0, 1). examples: most examples of a client that count.
@@ -219,13 +219,13 @@ class EvaluationCounts:
     examples: int
 
     def beside(self, plan: Plan | Raw, layout: Layout) -> Plan:
-        """The plan with the counts beside its update, at the same mu.
+        """Return the plan extended by the counts, at the same mu.
 
         With noise s on an update and extras of mu m, s / sqrt(1 - share) leaves them sqrt(1 - share) m, and noise
         examples / (sqrt(share) m) leaves the counts sqrt(share) m.
 
         Raises:
-            ConfigError: it promises nothing, or sends nothing: there is no noise that the counts could share.
+            ConfigError: the plan promises nothing, or sends nothing, so no noise can be shared with the counts.
         """
         mu = reason_of(plan) or ("" if isinstance(plan, Raw) else plan_mu(plan, layout, 1))
         if isinstance(plan, Raw) or isinstance(mu, str) or not mu or isinstance(plan, LocalDpSgd) or plan.mechanism.stateful:
@@ -236,7 +236,7 @@ class EvaluationCounts:
         return replace(noisier, extras={**noisier.extras, COUNTS: counts})
 
     def alone(self, plan: Plan) -> Plan:
-        """The plan of the same price without counts, up to rounding: what `beside` was called with."""
+        """Return the plan of the same price without counts, the inverse of `beside` up to rounding."""
         return self._with_noise_times(plan, math.sqrt(1 - self.share))
 
     @staticmethod

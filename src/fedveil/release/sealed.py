@@ -1,4 +1,4 @@
-"""Sealed contributions to a sum and noisy uploads, which only the door reads, and releases without a promise."""
+"""Sealed contributions to a sum and noisy uploads, which only the door reads, and releases that promise nothing."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 AGGREGATE = -1
-"""The client number of a release that is a whole round's sum."""
+"""Client number of a release that is a whole round's sum."""
 
 ELSEWHERE = torch.empty(0, dtype=torch.int64)
-"""The vector of a contribution that is in the sum of another one."""
+"""Placeholder for the vector of a contribution that was added to another one's."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it.
+    """One client's clipped vector for a sum. Sealed: only `Door.release_sum` reads it.
 
-    `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing; [0] where it is in another's sum.
-    `refusal`: why it is zero, where the update cannot leave; for the client's own log alone.
+    `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing; [0] if it is in another's sum.
+    `refusal`: why it is zero, if the update may not be released; only for the client's own log.
     """
 
     client: int
@@ -51,9 +51,9 @@ class Contribution:
 
 @dataclass(frozen=True)
 class SealedUpload:
-    """One client's noisy upload before it leaves, and the ledger row that it leaves by.
+    """One client's noisy upload before its release, with its ledger row.
 
-    Sealed: `Door.release_uploads` hands it over, and until then only the client's own policy reads it. `refusal`: as of
+    Sealed: `Door.release_uploads` releases it, and until then only the client's own policy reads it. `refusal`: as in
     `Contribution`.
     """
 
@@ -63,43 +63,43 @@ class SealedUpload:
 
     @property
     def weight(self) -> float:
-        """Public weight in the mean."""
+        """Return the public weight in the mean."""
         return self.upload.weight
 
 
 class RunningSum:
-    """Adds contributions up as they come, so that a round holds one sum and not one vector a client.
+    """Sum of contributions that are added as they arrive, so that a round stores one sum and not one vector per client.
 
-    Only integers: their sum is the same in any order, that of floats is not.
+    Only integers are added: their sum is the same in any order, that of floats is not.
     """
 
     def __init__(self) -> None:
         self._total: NDArray[np.int64] | None = None
 
-    def add(self, vector: Tensor, room: Tensor | None = None) -> Tensor:
-        """What its contribution keeps of a vector: nothing, but the first one the sum of all; floats stay as they are.
+    def add(self, vector: Tensor, buffer: Tensor | None = None) -> Tensor:
+        """Add a vector, and return what replaces it: the sum for the first, a placeholder for others, floats unchanged.
 
-        room: memory for the sum, int64 [D], if it shall not have its own.
+        buffer: memory for the sum, int64 [D], or None to allocate it.
         """
         if vector.dtype != torch.int64 or not len(vector):
             return vector
         if self._total is None:
-            kept = vector.clone() if room is None else room.copy_(vector)
-            self._total = kept.numpy()
-            return kept
+            total = vector.clone() if buffer is None else buffer.copy_(vector)
+            self._total = total.numpy()
+            return total
         self._total += vector.numpy()
         return ELSEWHERE
 
 
 _ROUNDING = 1 - 1e-6
-"""A clipped float32 vector that promises nothing is scaled this much further, so that its norm stays at or below the clip."""
+"""Factor that further scales a clipped float32 vector that promises nothing, so that its norm stays at or below the clip."""
 
 
 def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:
-    """A copy of `update` [d] restricted to the plan's support, then clipped per layer, then as a whole, in floats.
+    """Return a copy of `update` [d] restricted to the plan's support, then clipped per layer, then as a whole, in floats.
 
-    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`. What leaves with a
-    promise is clipped on the grid instead.
+    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`. Releases with a promise
+    are clipped on the grid instead.
     """
     vector = update.clone() if plan.support is None else update * plan.support
     if plan.layer_clip is not None:
@@ -117,7 +117,7 @@ def _clip_exactly_(vector: Tensor, bound: float) -> None:
 
 
 def float_clipped(vector: Tensor, plan: Plan, parts: ReleaseLayout) -> Tensor:
-    """Update and extras [D], clipped in floats."""
+    """Return update and extras [D], clipped in floats."""
     update = clipped(vector[: parts.model.dimension], plan, parts.model)
     extras = [vector[place].clone() for place in parts.places.values()]
     for name, part in zip(parts.extras, extras, strict=True):
@@ -126,7 +126,7 @@ def float_clipped(vector: Tensor, plan: Plan, parts: ReleaseLayout) -> Tensor:
 
 
 def float_noised(vector: Tensor, plan: Plan, parts: ReleaseLayout, randomness: Randomness, name: tuple[int, int]) -> Tensor:
-    """float32 noise on a float32 vector [D]; clips it to `plan.clamp` in place. name: of the noise, (round, client)."""
+    """Add float32 noise to a float32 vector [D], and clip it to `plan.clamp` in place. name: of the noise, (round, client)."""
     d = parts.model.dimension
     if any(per_layer(plan.noise_std, parts.model)) or any(extra.noise_std for extra in plan.extras.values()):
         noise = randomness.normal(parts.dimension, *name)
@@ -145,7 +145,7 @@ def float_noised(vector: Tensor, plan: Plan, parts: ReleaseLayout, randomness: R
 
 
 def free_statistics(buffers: Tensor | None, plan: Plan, reason: str) -> Tensor | None:
-    """The batch statistics that travel with a release, if any may; refused like an update when they are not finite."""
+    """Return the batch statistics to release with an upload, if any may be; refuse non-finite ones like an update."""
     if buffers is None or not lets_statistics_out(plan, reason):
         return None
     if not bool(buffers.isfinite().all()):

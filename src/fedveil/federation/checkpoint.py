@@ -17,81 +17,21 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.history import Record
-from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync, sync_folder, tree_parts
+from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, tree_parts
 from fedveil.federation.progress import Progress
-from fedveil.ledger.files import DRAFT, owner_only, owner_only_folder, read_head
+from fedveil.ledger.files import Drafts, owner_only, owner_only_folder, read_head, sync_path
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Drafts:
-    """Files for their owner alone that get their names once all of them are on the disk; on failure no draft is left."""
-
-    def __init__(self) -> None:
-        self._open: list[IO[bytes]] = []
-        self._unnamed: dict[Path, Path] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._open:
-            with suppress(OSError):
-                file.close()
-        for draft in self._unnamed.values():
-            with suppress(OSError):
-                draft.unlink()
-
-    def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
-        """Write what shall be at `path`."""
-        draft = self._unnamed[path] = path.with_name(path.name + DRAFT)
-        file = open(draft, "wb", opener=owner_only)  # noqa: SIM115 (closed when all are named)
-        self.sync_too(file)
-        file.writelines(content)
-        file.flush()
-
-    def sync_too(self, file: IO[bytes]) -> None:
-        """An open file that must be on the disk before the drafts get their names; it is closed with them."""
-        self._open.append(file)
-
-    def sync(self) -> None:
-        """Wait until all that was written is on the disk, which takes little longer for several files at once than for one.
-
-        Raises:
-            OSError: one of them is not.
-        """
-        problems: list[BaseException] = []
-
-        def synced(file: IO[bytes]) -> None:
-            try:
-                sync(file.fileno())
-            except BaseException as problem:
-                problems.append(problem)
-
-        threads = [Thread(target=synced, args=(file,)) for file in self._open]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if problems:
-            raise problems[0]
-
-    def rename(self, path: Path) -> None:
-        """Give the draft its name."""
-        self._unnamed[path].replace(path)
-        del self._unnamed[path]
 
 
 @dataclass(frozen=True)
@@ -270,7 +210,7 @@ class Checkpoints:
     def _write(self, done: UnsavedRound) -> None:
         owner_only_folder(self.folder)
         r, name = done.number, f"global-{done.number}"
-        with Drafts() as drafts:
+        with Drafts(private=True) as drafts:
             if done.states:
                 self._write_tree(drafts, f"states-{r}", done.states)
             self._write_tree(drafts, name, done.parts)
@@ -291,9 +231,9 @@ class Checkpoints:
             drafts.sync()
             for tree in (f"states-{r}", name) if done.states else (name,):
                 drafts.rename(self._file(tree))
-            sync_folder(self.folder)  # what the head names is there before the head
+            sync_path(self.folder)  # what the head names is there before the head
             drafts.rename(self.folder / _HEAD)
-        sync_folder(self.folder)
+        sync_path(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
         self._seen.update(done.took_part)
         self._spent.update(done.spent)

@@ -1,10 +1,9 @@
-"""Plain state, of tensors, numbers, texts, lists and dictionaries, as files and messages: without pickle, whole or not at all."""
+"""Plain state, of tensors, numbers, texts, lists and dictionaries, as files and messages: without pickle."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedveil.errors import FedveilError
-from fedveil.ledger.files import replace_whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_sync = os.fsync
 
 
 def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
@@ -124,22 +120,3 @@ def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 def own_copy(value: Any) -> Any:
     """Plain state with tensors of its own."""
     return mapped(lambda tensor: tensor.detach().clone(), value)
-
-
-def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file for its owner alone, synced, by renaming: either all of it is there, or what was there before."""
-    replace_whole(path, content, private=True, sync=sync)
-
-
-def sync(descriptor: int) -> None:
-    """Wait until what was written to an open file is on the disk."""
-    _sync(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync what a folder lists."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)

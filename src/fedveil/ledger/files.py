@@ -10,9 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from typing import IO, Self
 
 from fedveil.errors import LedgerError
 
@@ -32,69 +35,127 @@ DRAFT = ".part"
 """How the name of a file ends while it is written; what is left of a killed run may have it."""
 
 
-def replace_whole(
-    path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False, sync: Callable[[int], None] | None = None
-) -> None:
-    """Write beside it, sync and rename; on failure no draft is left to fill the disk.
+class Drafts:
+    """Files that get their names once all of them are on the disk; on failure no draft is left to fill it.
+
+    Args:
+        private: for their owner alone (mode 600).
+    """
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._opener = owner_only if private else None
+        self._open: list[IO[bytes]] = []
+        self._unnamed: dict[Path, Path] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
+        if isinstance(problem, OSError):  # the system names no file where there is no room
+            problem.filename = problem.filename or str(next(iter(self._unnamed), ""))
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        for draft in self._unnamed.values():
+            with suppress(OSError):
+                draft.unlink()
+
+    def open(self, path: Path, mode: str = "wb", owner: str = "") -> IO[bytes]:
+        """Open the draft of what shall be at `path`; `owner` tells it from the drafts of other processes."""
+        draft = self._unnamed[path] = path.with_name(path.name + owner + DRAFT)
+        file: IO[bytes] = open(draft, mode, opener=self._opener)  # noqa: SIM115 (closed with the drafts)
+        self.sync_too(file)
+        return file
+
+    def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
+        """Write what shall be at `path`, into its draft if there is one, as after `reserve`."""
+        file = self.open(path, "r+b" if path.with_name(path.name + DRAFT).exists() else "wb")
+        file.writelines(content)
+        file.truncate()
+
+    def sync_too(self, file: IO[bytes]) -> None:
+        """Sync an open file with the drafts, and close it with them."""
+        self._open.append(file)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk, which takes little longer for several files at once than for one.
+
+        Raises:
+            OSError: one of them is not.
+        """
+        problems: list[BaseException] = []
+
+        def synced(file: IO[bytes]) -> None:
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException as problem:
+                problems.append(problem)
+
+        threads = [Thread(target=synced, args=(file,)) for file in self._open[1:]]
+        for thread in threads:
+            thread.start()
+        synced(self._open[0])
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def rename(self, path: Path) -> None:
+        """Give the draft its name."""
+        self._unnamed[path].replace(path)
+        self.keep(path)
+
+    def keep(self, path: Path) -> None:
+        """Let the file stay under the name that it has."""
+        del self._unnamed[path]
+
+
+def replace_whole(path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False) -> None:
+    """Write a file whole or not at all: beside it, synced, renamed.
 
     Args:
         content: all of it, or its parts in order. private: for its owner alone (mode 600).
-        sync: waits until an open file is on the disk; left out, `os.fsync`.
 
     Raises:
         OSError: it cannot be written, with its name; what was there before still is.
     """
-    draft = path.with_name(path.name + DRAFT)
+    with Drafts(private=private) as drafts:
+        drafts.write(path, [content] if isinstance(content, bytes) else content)
+        drafts.sync()
+        drafts.rename(path)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `target` at the end of the block; on failure nothing is left."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as around:
+        draft = Path(around) / target.name
+        draft.mkdir()
+        yield draft
+        draft.rename(target)
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with open(draft, "wb", opener=owner_only if private else None) as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            (sync or os.fsync)(file.fileno())
-        draft.replace(path)
-    except OSError as problem:
-        with suppress(OSError):
-            draft.unlink()
-        problem.filename = problem.filename or str(path)  # the system names none where there is no room
-        raise
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Take so many bytes of the disk for a file of its owner that `replace_reserved` writes; on failure nothing is left.
+    """Take so many bytes of the disk for a file of its owner; on failure nothing is left.
 
     Raises:
         OSError: there is no room.
     """
-    draft = path.with_name(path.name + DRAFT)
-    try:
-        with open(draft, "wb", opener=owner_only) as file:
-            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as problem:
-        with suppress(OSError):
-            draft.unlink()
-        problem.filename = problem.filename or str(path)
-        raise
-
-
-def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
-    """As `replace_whole`, into the room that was reserved, if any was; the file is its owner's alone.
-
-    Raises:
-        OSError: it cannot be written, with its name.
-    """
-    draft = path.with_name(path.name + DRAFT)
-    try:
-        draft.touch(mode=0o600)
-        with open(draft, "r+b") as file:
-            file.writelines(content)
-            file.truncate()
-            file.flush()
-            sync(file.fileno())
-        draft.replace(path)
-    except OSError as problem:
-        problem.filename = problem.filename or str(path)
-        raise
+    with Drafts(private=True) as drafts:
+        file = drafts.open(path)
+        os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
+        drafts.sync()
+        drafts.keep(path)
 
 
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:

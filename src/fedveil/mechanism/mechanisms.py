@@ -29,11 +29,8 @@ from fedveil.ledger.files import replace_whole, sync_path
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Arrays = dict[str, NDArray[Any]]
+    Integers = NDArray[np.int64]
 
 
 STATE_FILE = "noise-state.safetensors"
@@ -110,12 +107,6 @@ class NoiseMemory:
                     f"cannot write {self.path}: {problem.strerror or problem}; nothing was released: make room, then resume"
                 ) from problem
         self._held = arrays
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

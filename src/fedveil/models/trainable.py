@@ -155,7 +155,6 @@ def load_weights(module: nn.Module, parts: Parts) -> None:
     Raises:
         ConfigError: the file cannot be read, or names, shapes or types are others.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -209,8 +208,6 @@ def frozen_digest(module: nn.Module) -> str:
 
     Batch statistics, which training changes, and the counters beside them are left out.
     """
-    import torch
-
     changing = {*trained_parameters(module), *batch_statistics(module)}
     return _digest(
         {
@@ -224,8 +221,6 @@ def frozen_digest(module: nn.Module) -> str:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values; empty where there are none."""
-    import torch
-
     found = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -271,6 +266,4 @@ def _kind(tensor: object) -> str:
 
 def _exact(loaded: object, own: object) -> bool:
     """Whether each value of one type is one of the other."""
-    import torch
-
     return loaded == own or (own == torch.float32 and loaded in (torch.float16, torch.bfloat16))

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.correlated_noise import (
     banded_sensitivity,
-    cyclic_event,
     dyadic,
     factorisation_event,
-    prefix_sum_error,
     square_root_coefficients,
     toeplitz_sensitivity,
-    tree_sensitivity_squared,
 )
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
+from reference_costs import tree_sensitivity_squared
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
 
@@ -126,28 +124,6 @@ def test_one_event_for_the_run_agrees_with_a_second_library() -> None:
     assert bound([event], 1e-5)[0] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-4)
     assert factorisation_event(sensitivity, 0.3, 8.0, REPLACE).mu == pytest.approx(2 * 0.3 * event.mu, rel=1e-14)
     assert Fraction(event.mu) >= Fraction(sensitivity) / 8
-
-
-def test_prefix_error_by_matrices_and_independent_noise() -> None:
-    for rounds, band in ((8, 4), (20, 20), (5, 1)):
-        column = square_root_coefficients(band)
-        direct = np.linalg.norm(np.tril(np.ones((rounds, rounds))) @ np.linalg.inv(toeplitz(column, rounds)))
-        assert prefix_sum_error(column, rounds) == pytest.approx(float(direct), rel=1e-12)
-    assert prefix_sum_error([1.0], 5) == pytest.approx(math.sqrt(15))
-
-
-def test_cyclic_sampling_of_groups() -> None:
-    event = cyclic_event(square_root_coefficients(10), 65, 10, 0.1, 2.0, 8.0)
-    norm = float(np.linalg.norm(square_root_coefficients(10)))
-    assert (event.rate, event.count) == (0.1, 7)
-    assert event.noise_multiplier == pytest.approx(4 / norm, rel=1e-15)
-    doubled = cyclic_event(square_root_coefficients(10), 65, 10, 0.1, 2.0, 8.0, REPLACE)
-    assert doubled.noise_multiplier == pytest.approx(2 / norm, rel=1e-15)
-    assert cyclic_event([1.0, 0.0], 5, 1, 0.1, 1, 2).noise_multiplier == 2  # without correlation every round may sample everybody
-    with pytest.raises(ConfigError, match="form 10 groups"):
-        cyclic_event(square_root_coefficients(10), 60, 9, 0.1, 1, 8)
-    with pytest.raises(ConfigError, match="group_rate"):
-        cyclic_event(square_root_coefficients(2), 60, 10, 1.2, 1, 8)
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------

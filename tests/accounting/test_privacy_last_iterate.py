@@ -139,13 +139,6 @@ def test_linear_losses_are_never_undercut_while_the_printed_optimum_undercuts_th
         assert equality_coefficient(1.1, rounds) > 1
 
 
-def test_smoothness_free_bound_by_enumeration_and_its_limit() -> None:
-    for gamma, radius, rounds, diameter in ((0.02, 0.5, 50, 3.0), (0.9, 0.5, 400, 3.0), (0.5, 2.0, 30, 0.1)):
-        options = [rounds * gamma**2, *((diameter + 2 * radius * n) ** 2 / n for n in range(1, rounds))]
-        assert li.smoothness_free_mu(gamma, radius, rounds, diameter, 0.7) == pytest.approx(math.sqrt(min(options)) / 0.7)
-    assert li.smoothness_free_mu(1, 0, 10, 5, 1) == pytest.approx(min(math.sqrt(10), 5 / 3))
-
-
 def test_contraction_by_simulation_of_the_hardest_case() -> None:
     """w <- rho w + shift + noise: with constant shift gamma the exact mu is gamma S1 / sqrt(S2); the bound must equal it."""
     rho, gamma, rounds = 0.8, 0.3, 12
@@ -194,7 +187,6 @@ def test_a_ball_without_end_leaves_composition(rho: float, diameter: float) -> N
     composed = 0.1 * math.sqrt(5)
     assert li.final_mu([rho] * 5, [0.1] * 5, [diameter] * 5, [1.0] * 5) == pytest.approx(composed)
     assert li.final_mu_constant(rho, 0.1, 5, diameter, 1.0) == pytest.approx(composed)
-    assert li.smoothness_free_mu(0.1, 0.1, 5, diameter, 1.0) == pytest.approx(composed)
 
 
 def test_a_sensitivity_that_floats_cannot_square_proves_nothing() -> None:

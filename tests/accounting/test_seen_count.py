@@ -15,10 +15,11 @@ from scipy.stats import binom, norm
 
 from fedveil.accounting import fixed_size, pld, subsampled
 from fedveil.accounting._numbers import crossing
-from fedveil.accounting.fixed_size import fixed_sample_delta, named_participants_delta, pairs_of, seen_count_delta
+from fedveil.accounting.fixed_size import fixed_sample_delta, pairs_of, seen_count_delta
 from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, SeenCountGaussian
 from fedveil.errors import ConfigError
+from reference_costs import epsilon_pld, named_participants_delta
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
 shares = st.floats(1e-3, 1)
@@ -157,7 +158,7 @@ def test_an_attack_on_the_first_row_stays_below_the_proven_value_and_near_it() -
         return float(law[above] @ -np.expm1(epsilon - losses[above]))
 
     attacked = crossing(lambda epsilon: delta(epsilon) - 1e-3, 5, 30)
-    proven = fixed_size.epsilon_pld(SeenCountGaussian(10, 0.1, 1, 100), 1e-3, adjacency=ZERO)
+    proven = epsilon_pld(SeenCountGaussian(10, 0.1, 1, 100), 1e-3, adjacency=ZERO)
     hidden = subsampled.epsilon_pld(0.1, 1, 100, 1e-3, adjacency=ZERO)
     assert attacked == pytest.approx(13.1245, abs=2e-3)
     assert hidden < 5 < attacked < proven < 14
@@ -195,11 +196,9 @@ def test_composition_by_a_second_implementation_from_the_curves(adjacency: Adjac
 def test_a_sample_of_everybody_is_a_plain_gaussian_and_of_nobody_nothing() -> None:
     for adjacency in (ZERO, REPLACE, None):
         for event in (SeenCountGaussian(7, 1.0, 2.0, 9), FixedSampleGaussian(7, 7, 2.0, 9)):
-            assert (
-                epsilon_of(1.5, 1e-5) <= fixed_size.epsilon_pld(event, 1e-5, adjacency=adjacency) <= epsilon_of(1.5, 1e-5) * 1.002
-            )
+            assert epsilon_of(1.5, 1e-5) <= epsilon_pld(event, 1e-5, adjacency=adjacency) <= epsilon_of(1.5, 1e-5) * 1.002
         for event in (SeenCountGaussian(7, 0.0, 2.0, 9), FixedSampleGaussian(7, 0, 2.0, 9), SeenCountGaussian(7, 0.5, 2.0, 0)):
-            assert fixed_size.epsilon_pld(event, 1e-5, adjacency=adjacency) == 0
+            assert epsilon_pld(event, 1e-5, adjacency=adjacency) == 0
     assert fixed_sample_delta(1, 2, 0.3) == pytest.approx((delta_of(0.5, 0.3),) * 2, rel=1e-12)
     assert seen_count_delta(5, 0, 2, 0.3) == fixed_sample_delta(0, 2, 0.3) == (0, 0)
 
@@ -208,9 +207,9 @@ def test_a_sample_of_everybody_is_a_plain_gaussian_and_of_nobody_nothing() -> No
 @settings(max_examples=25, deadline=None)
 def test_seen_lies_between_hidden_and_named_and_unsampled(clients: int, rate: float, z: float, rounds: int) -> None:
     event, delta, slack = SeenCountGaussian(clients, rate, z, rounds), 1e-5, 1 + 2e-3
-    seen = fixed_size.epsilon_pld(event, delta, adjacency=ZERO)
+    seen = epsilon_pld(event, delta, adjacency=ZERO)
     assert subsampled.epsilon_pld(rate, z, rounds, delta, adjacency=ZERO) <= seen * slack + 1e-4
-    assert seen <= fixed_size.epsilon_pld(event, delta) * slack + 1e-4
+    assert seen <= epsilon_pld(event, delta) * slack + 1e-4
     if rounds == 1:
         assert seen_count_delta(clients, rate, z, 0.5)[0] <= named_participants_delta(rate, z, 1, 0.5) * (1 + 1e-9)
 
@@ -287,9 +286,7 @@ def _losses_of_two(n: int, rounds: int, rate: float, z: float, seed: int) -> tup
 
 def test_clients_that_keep_something_tell_more_than_a_seen_count_of_memoryless_ones() -> None:
     rate, z, rounds, delta, n = 0.97, 1.5, 60, 0.05, 40_000
-    crowd, alone = (
-        fixed_size.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO) for clients in (2, 1)
-    )
+    crowd, alone = (epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO) for clients in (2, 1))
     loss, named = _losses_of_two(n, rounds, rate, z, seed=0)
     above, control = (np.maximum(-np.expm1(np.minimum(crowd - x, 0.0)), 0.0) for x in (loss, named))
     exact, beside = named_participants_delta(rate, z, rounds, crowd), above - control  # the control's mean is known

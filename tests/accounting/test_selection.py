@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, ndtr
 
 from fedveil.accounting import accountant
-from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.selection import (
     RandomTries,
     curve_of,
     needed_noise_multiplier,
-    poisson_selection_rdp,
     selection_bound,
     selection_divergence,
     selection_epsilon,
@@ -116,23 +114,6 @@ def test_exact_divergence_of_a_toy_stays_below_the_bound_in_both_directions(eta:
             assert exact <= bound[i]
     single = orders * mu**2 / 2
     assert np.all(bound > single)
-
-
-def test_poisson_number_of_tries_counts_the_outcome_of_no_try() -> None:
-    m, mu, x = 3.0, 0.5, np.linspace(-12, 14, 200_001)
-    step = x[1] - x[0]
-    p, q = (math.log(m) - m * ndtr(s - x) - (x - s) ** 2 / 2 - math.log(2 * math.pi) / 2 for s in (mu, 0.0))
-    orders = np.array([2.0, 4.0, 8.0])
-    bound = poisson_selection_rdp(m, orders, orders * mu**2 / 2, lambda e: delta_of(mu, e))
-    for a, value in zip(orders, bound, strict=True):
-        exact = max(math.log(math.exp(-m) + np.exp(a * u + (1 - a) * v).sum() * step) / (a - 1) for u, v in ((p, q), (q, p)))
-        assert exact <= value
-    without = (
-        orders * mu**2 / 2 + m * np.array([delta_of(mu, math.log1p(1 / (a - 1))) for a in orders]) + math.log(m) / (orders - 1)
-    )
-    assert np.all(bound > without)
-    with pytest.raises(ConfigError, match=">= 1"):
-        poisson_selection_rdp(0.5, orders, orders, lambda e: 0.0)
 
 
 @pytest.mark.parametrize(("eta", "gamma"), [(0.0, 0.027), (1.0, 0.1), (0.5, 0.01)])

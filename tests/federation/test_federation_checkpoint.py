@@ -83,14 +83,13 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeyp
         left = iter([real] * (at - 1))
 
         def full(descriptor: int, left: Iterator[Callable[[int], None]] = left) -> None:
-            sync = next(left, None)
-            if sync is None:
+            if "/saved" in os.readlink(f"/proc/self/fd/{descriptor}") and next(left, None) is None:
                 raise OSError(28, "No space left on device")
-            sync(descriptor)
+            real(descriptor)
 
         folder = tmp_path / f"saved{at}"
         with monkeypatch.context() as patch:
-            patch.setattr(plain_state, "_sync", full)
+            patch.setattr(os, "fsync", full)
             run = job(configuration, tmp_path / f"a{at}")
             with pytest.raises(FedveilError, match=r"No space left on device; the \d rounds before are safe"):
                 fit(run, Inline(run.context), start(run), Checkpoints(folder, ME).save)
@@ -139,7 +138,7 @@ def test_a_model_that_was_changed_in_place_is_written_again(tmp_path: Path) -> N
 def test_any_tensor_comes_back_as_it_was(dtype: torch.dtype, tmp_path: Path) -> None:
     odd = torch.arange(6).remainder(2).to(dtype)
     tree = {"a": odd, "b": torch.arange(12.0).view(3, 4).t(), "c": [torch.tensor(7), torch.zeros(0)], "d": (odd[1:4], {3: "x"})}
-    plain_state.write_whole(tmp_path / "tree", plain_state.tree_parts(tree))
+    (tmp_path / "tree").write_bytes(b"".join(plain_state.tree_parts(tree)))
     found = plain_state.read_tree(tmp_path / "tree")
     assert list(found) == list(tree)
     for one, other in ((found["a"], odd), (found["b"], tree["b"]), (found["c"][0], torch.tensor(7)), (found["d"][0], odd[1:4])):

@@ -9,14 +9,13 @@ from threading import Barrier
 
 import pytest
 
-from fedveil.federation import plain_state
-from fedveil.federation.checkpoint import Drafts
+from fedveil.ledger.files import Drafts
 
 NAMES = ("a", "b", "journal")
 
 
 def write(folder: Path, text: bytes) -> None:
-    with Drafts() as drafts:
+    with Drafts(private=True) as drafts:
         for name in NAMES[:2]:
             drafts.write(folder / name, [text])
         file = open(folder / NAMES[2], "ab")  # noqa: SIM115 (the drafts close it)
@@ -41,7 +40,7 @@ def test_all_are_synced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         together.wait()
         assert not {"a", "b"} & {path.name for path in tmp_path.iterdir()}
 
-    monkeypatch.setattr(plain_state, "_sync", sync)
+    monkeypatch.setattr(os, "fsync", sync)
     write(tmp_path, b"new")
     assert held(tmp_path) == dict.fromkeys(NAMES, b"new")
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "b")} == {0o600}
@@ -56,7 +55,7 @@ def test_where_one_is_not_on_the_disk_none_gets_its_name(name: str, tmp_path: Pa
         if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == name:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plain_state, "_sync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
         write(tmp_path, b"new")
     assert held(tmp_path) == {"a": b"old", "b": b"old", "journal": b"oldnew"}

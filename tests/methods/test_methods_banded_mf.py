@@ -24,7 +24,6 @@ import method_kit as h
 from by_hand import Book, federation
 from federation_runs import config as small_config
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.correlated_noise import prefix_sum_error, tree_sensitivity_squared
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.attacks.snapshot import uncharged
 from fedveil.errors import ConfigError
@@ -43,6 +42,7 @@ from fedveil.release.noise import Randomness
 from fedveil.studies.twin import twin_sensitivity
 from fedveil.training.params import Layout
 from method_kit import planner
+from reference_costs import prefix_sum_error, tree_sensitivity_squared
 from resumed_runs import go, interrupted
 
 Vector = NDArray[np.float64]

@@ -18,7 +18,6 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.cost import plan_mu
 from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.claim import softmax_kl
 from fedveil.papers.ladp_fl.method import Estimated, LaDPFL, layer_kl, noise_kl
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
@@ -36,6 +35,7 @@ from method_kit import (
     trained,
     upload,
 )
+from reference_costs import softmax_kl
 
 SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
 

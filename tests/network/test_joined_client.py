@@ -372,7 +372,7 @@ def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize("step", ["fedveil.deploy.join.write_whole", "fedveil.deploy.client_ledger.ClientLedger.admit"])
+@pytest.mark.parametrize("step", ["fedveil.deploy.join.replace_whole", "fedveil.deploy.client_ledger.ClientLedger.admit"])
 def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     step: str, view: str, when: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     first = [row.event for row in rows(path)]
     reason = read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(dear)]), dear)
     pinned = (tmp_path / "runs/r/offer.json").exists() and Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text()))
-    if (step.endswith("write_whole"), when) == (True, "before"):
+    if (step.endswith("replace_whole"), when) == (True, "before"):
         assert (first, reason, pinned) == ([], "", dear)
     else:
         assert "has changed since" in reason

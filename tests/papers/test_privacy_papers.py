@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import mpmath as mp
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import ndtr
 
-from fedveil.accounting.gaussian import delta_of, epsilon_of
+from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, View
 from fedveil.errors import ConfigError
 from fedveil.papers.aldp_fl import claim as truncated
@@ -30,13 +31,17 @@ def shifts_002(schedule: StepRates, rounds: int, *, learning_rate: float = 0.1, 
     return [noisy_fedavg.shift(row, 10.0, 50) for row in noisy_fedavg.learning_rates(schedule, learning_rate, steps, rounds)]
 
 
+def harmonic(steps: int) -> float:
+    return math.fsum(1 / k for k in range(1, steps + 1))
+
+
 # --- Noisy-FedAvg -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 10, 600])
 @pytest.mark.parametrize("schedule", [StepRates.CONSTANT, StepRates.CYCLIC])
 def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_rounds_on(schedule: StepRates, rounds: int) -> None:
-    scale = noisy_fedavg.harmonic(5) * 0.1 / math.log(6)  # c such that (b)'s 2 c V ln(K+1) / m is the true gamma
+    scale = harmonic(5) * 0.1 / math.log(6)  # c such that (b)'s 2 c V ln(K+1) / m is the true gamma
     claim = noisy_fedavg.FedAvgClaim(schedule, **settings_002, rounds=rounds, scale=scale).mu
     attained = noisy_fedavg.linear_loss_mu(shifts_002(schedule, rounds), 50, 1.0)
     assert claim < attained
@@ -91,7 +96,7 @@ def test_noisy_fedavg_theorem_3_c_and_d_are_composition_and_d_needs_its_z(rounds
         return noisy_fedavg.composition_mu(shifts, 50, 1.0, View.AGGREGATE)
 
     assert noisy_fedavg.FedAvgClaim(StepRates.STAGE_WISE, **arguments).mu >= true_mu(StepRates.STAGE_WISE) * (1 - 1e-12)
-    z = mu * noisy_fedavg.harmonic(steps)
+    z = mu * harmonic(steps)
     assert noisy_fedavg.FedAvgClaim(StepRates.ITERATIVE, **arguments, scale=z).mu >= true_mu(StepRates.ITERATIVE) * (1 - 1e-12)
     first = {**arguments, "rounds": 1}
     one = noisy_fedavg.composition_mu(shifts_002(StepRates.ITERATIVE, 1, learning_rate=mu, steps=steps), 50, 1, View.AGGREGATE)
@@ -100,7 +105,7 @@ def test_noisy_fedavg_theorem_3_c_and_d_are_composition_and_d_needs_its_z(rounds
 
 def test_noisy_fedavg_smallest_scale_bounds_every_round() -> None:
     for steps in (1, 5, 40):
-        z = noisy_fedavg.harmonic(steps) / math.log(2)
+        z = harmonic(steps) / math.log(2)
         rates = noisy_fedavg.learning_rates(StepRates.ITERATIVE, 1, steps, 300)
         t = np.arange(300)
         slack = z * np.log((t + 2) / (t + 1)) - rates.sum(axis=1)
@@ -145,11 +150,6 @@ def test_noisy_fedavg_views() -> None:
 # --- LaDP-FL ----------------------------------------------------------------------------------------------------------
 
 
-@given(st.floats(0.01, 20), st.floats(1e-12, 0.9))
-def test_ladp_fl_corrected_constant_is_enough_everywhere(epsilon: float, delta: float) -> None:
-    assert delta_of(epsilon / ladp.constant_corrected(epsilon, delta), epsilon) <= delta
-
-
 def test_ladp_fl_printed_constant_misses_its_target_by_24_to_56_times_at_delta_1e_5_and_not_at_002() -> None:
     ratios = [ladp.delta_as_printed(e, 1e-5) / 1e-5 for e in (0.2, 0.5)]
     assert ratios == pytest.approx([24.0, 55.6], rel=0.02)
@@ -176,8 +176,6 @@ def test_ladp_fl_accountant_and_sensitivity() -> None:
     assert ladp.claimed_total(0.5, 0.02, 400, 0.1) == (pytest.approx(20), pytest.approx(0.8))
     assert ladp.sensitivity_theorem2(0.1, 2, 20) == 8
     assert ladp.constant_as_printed(1, 0.5) == pytest.approx((1 + math.sqrt(3)) / 2)
-    with pytest.raises(ConfigError):
-        ladp.softmax_kl([1.0, math.nan], [1.0, 2.0])
 
 
 # --- FedGLP-ADP and FedANC --------------------------------------------------------------------------------------------
@@ -192,20 +190,9 @@ def test_fedglp_adp_claim_is_the_minimum_over_orders_and_inverts() -> None:
         assert again == pytest.approx(sigma, rel=1e-12)
 
 
-def test_fedglp_adp_uploads_sums_colluders_and_coverage() -> None:
+def test_fedglp_adp_uploads() -> None:
     assert fedglp.upload_mu(4, 9, 4) == pytest.approx(math.sqrt(36) / 4)
     assert fedglp.upload_mu(4, 9, 4, Adjacency.REPLACE_ONE) == pytest.approx(2 * math.sqrt(36) / 4)
-    assert fedglp.central_mu(4, 4) == pytest.approx(0.5)
-    assert fedglp.central_mu(4, 4, clients=10, colluders=9) == pytest.approx(0.5 * math.sqrt(10))
-    assert fedglp.coverage_mu(4, 9, [9, 9, 9], 4) == pytest.approx(fedglp.central_mu(4, 4))
-    assert fedglp.coverage_mu(4, 9, [1, 1], 4) == pytest.approx(fedglp.upload_mu(4, 9, 4))
-    # one layer of two covered by 3 of 9 clients: (C_l / std_l)^2 = n / (L sigma^2 a_l)
-    assert fedglp.coverage_mu(4, 9, [9, 3]) ** 2 == pytest.approx((9 / 9 + 9 / 3) / (2 * 16))
-    for bad in ([], [0], [10], [1.5]):
-        with pytest.raises(ConfigError):
-            fedglp.coverage_mu(4, 9, bad)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="collude"):
-        fedglp.central_mu(4, 1, clients=3, colluders=3)
 
 
 def test_fedanc_sparsity_changes_the_claim_but_not_the_cost() -> None:
@@ -232,7 +219,6 @@ def test_aldp_fl_one_dimensional_delta_by_integration(std: float, bound: float, 
     assert ours == pytest.approx(exact, abs=3e-4)
     floor = truncated.delta_floor(std, bound, shift)
     assert floor <= ours * (1 + 1e-9) + 1e-12
-    assert ours <= truncated.delta_upper(std, bound, shift, 1, epsilon) + 1e-12
     assert truncated.delta_1d(std, bound, shift, 600) == pytest.approx(floor, rel=1e-9)
 
 
@@ -246,6 +232,10 @@ def test_aldp_fl_floor_is_what_no_epsilon_removes_and_the_claim_ignores() -> Non
         truncated.bound_of(4, 1)
 
 
+def floor_of(std: float, shifts: Iterable[float]) -> float:
+    return 1 - math.prod(1 - truncated.delta_floor(std, 1.0, shift) for shift in shifts)
+
+
 @given(st.floats(0.2, 2), st.floats(0.01, 1.9), st.integers(2, 6), st.integers(0, 2**31))
 @settings(deadline=None, max_examples=40)
 def test_aldp_fl_floor_sup_covers_random_directions_and_their_spread(std: float, norm: float, dimension: int, seed: int) -> None:
@@ -254,8 +244,8 @@ def test_aldp_fl_floor_sup_covers_random_directions_and_their_spread(std: float,
     for power in (1, 3, 8):
         direction = np.abs(rng.standard_normal(dimension)) ** power
         shifts = norm * direction / np.linalg.norm(direction)
-        assert truncated.delta_floor_of(std, 1.0, shifts) <= sup * (1 + 1e-9) + 1e-12
-    equal = truncated.delta_floor_of(std, 1.0, [norm / math.sqrt(dimension)] * dimension)
+        assert floor_of(std, shifts) <= sup * (1 + 1e-9) + 1e-12
+    equal = floor_of(std, [norm / math.sqrt(dimension)] * dimension)
     alone = truncated.delta_floor(std, 1.0, norm)
     assert max(equal, alone) <= sup * (1 + 1e-9) + 1e-12
     assert sup <= -math.expm1(1.3 * math.log1p(-min(max(equal, alone), 1 - 1e-15))) + 1e-3
@@ -265,21 +255,4 @@ def test_aldp_fl_floor_sup_covers_random_directions_and_their_spread(std: float,
 def test_aldp_fl_floor_of_hardly_any_noise(std: float) -> None:
     """One coordinate may be moved past the bound, so nothing is hidden: 1 to the last bit, not a logarithm of 0."""
     assert truncated.delta_floor_sup(std, 1.0, 1.5, 10) == 1.0
-    assert truncated.delta_upper(std, 1.0, 1.5, 10, 1.0) == 1.0
     assert truncated.delta_floor_sup(std, 1.0, 0.4, 2) == pytest.approx(0, abs=1e-20)  # out of reach of so little noise
-
-
-@pytest.mark.parametrize(("std", "shift"), [(0.4, (0.3, 0.0)), (0.4, (0.2, 0.2)), (1.5, (0.3, 0.6))])
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 2.0])
-def test_aldp_fl_two_dimensional_bound_by_integration(std: float, shift: tuple[float, float], epsilon: float) -> None:
-    axis = np.linspace(-1, 2, 1501)
-    x, y = np.meshgrid(axis, axis)
-    scale = (axis[1] - axis[0]) ** 2 / ((2 * float(ndtr(1 / std)) - 1) ** 2 * 2 * math.pi * std**2)
-
-    def density(u: float, v: float) -> np.ndarray:
-        inside = (np.abs(x - u) <= 1) & (np.abs(y - v) <= 1)
-        return np.where(inside, np.exp(-((x - u) ** 2 + (y - v) ** 2) / (2 * std**2)), 0) * scale
-
-    exact = float(np.maximum(density(*shift) - math.exp(epsilon) * density(0, 0), 0).sum())
-    assert truncated.delta_floor_of(std, 1, shift) <= exact + 3e-3
-    assert exact <= truncated.delta_upper(std, 1, math.hypot(*shift), 2, epsilon) + 3e-3

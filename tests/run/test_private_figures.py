@@ -113,7 +113,6 @@ def test_what_is_private_is_for_its_owner_alone_from_the_first_byte(tmp_path: Pa
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    monkeypatch.setattr("fedveil.federation.plain_state._sync", watched)
     umask = os.umask(0)
     try:
         fixed = {"clients_per_round": 2, "sampling": "fixed"}

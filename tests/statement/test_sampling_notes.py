@@ -14,7 +14,6 @@ from rich.console import Console
 import method_kit as h
 from fedveil.accounting._numbers import crossing
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.fixed_size import named_participants_delta
 from fedveil.accounting.types import (
     Adjacency,
     Event,
@@ -42,6 +41,7 @@ from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import from_dict, render, to_dict, to_markdown
 from fedveil.statement.statement_text import if_seen, numbers_table
 from fedveil.training.local import Client, Plain, Proximal, Remembering
+from reference_costs import named_participants_delta
 
 ZERO, REPLACE = Adjacency
 

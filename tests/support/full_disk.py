@@ -13,8 +13,6 @@ from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
-from fedveil.federation import plain_state
-
 
 class FullDisk:
     """Within the context, calls that need room below `folder` are counted, and the one with the number `fails` has none.
@@ -31,8 +29,6 @@ class FullDisk:
             self._stack.enter_context(patch.object(os, name, self._of_descriptor(name, getattr(os, name))))
         for name in ("replace", "rename", "link", "mkdir"):
             self._stack.enter_context(patch.object(os, name, self._of_path(name, getattr(os, name))))
-        synced = self._of_descriptor("fsync", plain_state._sync)
-        self._stack.enter_context(patch.object(plain_state, "_sync", synced))
         opened = self._opened(builtins.open)
         self._stack.enter_context(patch.object(builtins, "open", opened))
         self._stack.enter_context(patch.object(io, "open", opened))

@@ -20,7 +20,7 @@ CLIENT: dict[str, Point] = {
     "during training": ("fedveil.federation.round", "train", "after"),
     "between the charges of lifetime and run": ("fedveil.ledger.budgeted_ledger.BudgetedLedger", "_charge_population", "after"),
     "after the charge": ("fedveil.deploy.client_node.ClientStates", "keep", "before"),
-    "its state written, the older one not swept": ("fedveil.deploy.client_node", "sync_folder", "after"),
+    "its state written, the older one not swept": ("fedveil.deploy.client_node", "sync_path", "after"),
     "before the answer": ("fedveil.deploy.client_node.ClientStates", "keep", "after"),
     "after the answer": ("fedveil.deploy.join.JoinedClient", "answer", "after"),
 }

@@ -1,4 +1,4 @@
-"""Correlated noise: matrix factorisation and tree aggregation as Gaussian releases of a whole run.
+"""Correlated noise: matrix factorisation as a Gaussian release of a whole run.
 
 Row t of x is the clients' contribution in round t; a client takes part in at most k rounds, at least b rounds apart. The
 released prefix sums are A C^-1 (C x + noise). By Denisov et al. 2022 (Theorem 2.1) rounds may depend on earlier releases, so the
@@ -6,10 +6,6 @@ run costs one Gaussian release of mu = sens clip / noise std, where sens is the 
 contributions u of norm <= 1 per round. Proofs: docs/privacy-theorems.md, "Correlated noise".
 
 Sensitivities are computed in integer arithmetic from the given coefficients (binary fractions), and rounded up once.
-
-Tree aggregation releases each block of 2^l rounds [i 2^l, (i+1) 2^l) when it is complete. A client that takes part in n rounds
-of a block moves the block's sum by up to n clips, so it moves all blocks together by the root of the sum of n^2. Repeated
-participation in one tree costs more than the sum of its rounds: contributions to a block add up before they are squared.
 """
 
 from __future__ import annotations
@@ -22,8 +18,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._numbers import at_least, numpy_defaults, positive, probability
-from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
+from fedveil.accounting._numbers import at_least, numpy_defaults, positive
+from fedveil.accounting.types import Adjacency, Gaussian
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
@@ -147,109 +143,3 @@ def factorisation_event(sensitivity: float, clip: float, noise_std: float, adjac
     """
     top = Fraction(positive("sensitivity", sensitivity)) * Fraction(positive("clip", clip)) * adjacency.factor
     return Gaussian(_quotient_up(top, Fraction(positive("noise_std", noise_std))))
-
-
-def cyclic_event(
-    coefficients: Coefficients,
-    rounds: int,
-    groups: int,
-    group_rate: float,
-    clip: float,
-    noise_std: float,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
-) -> SampledGaussian:
-    """Return the cost of cyclic sampling, each of b groups in every b-th round: ceil(T / b) Poisson-sampled Gaussian releases.
-
-    Groups are independent of the data. Group g takes part in rounds t = g mod b, each member with probability `group_rate`,
-    independently and secretly, and the number of participants is hidden. An average rate of q needs group_rate = b q.
-
-    Args:
-        coefficients: the first column of C, with a band of at most `groups`. rounds: T >= 1. groups: b >= 1.
-        group_rate: in [0, 1]. clip, noise_std, adjacency: as in `factorisation_event`.
-
-    Raises:
-        ConfigError: the band exceeds the number of groups. (Sampling everybody in every round is b = 1: the band must be 1.)
-
-    Source: Choquette-Choo et al. 2023, Theorem 4.
-    """
-    rounds, groups = at_least("rounds", rounds, 1), at_least("groups", groups, 1)
-    whole, shift = _whole(coefficients, rounds)
-    if len(whole) > groups:
-        raise ConfigError(
-            f"a band of {len(whole)} is above {groups} groups, so the noise of two rounds of one group overlaps and they are not "
-            f"amplified as independent rounds are: shorten the band to {groups}, or form {len(whole)} groups"
-        )
-    norm = _root_up(Fraction(sum(c * c for c in whole), 1 << (2 * shift)))
-    per_std = Fraction(norm) * Fraction(positive("clip", clip)) * adjacency.factor
-    multiplier = Fraction(positive("noise_std", noise_std)) / per_std
-    value = float(multiplier)
-    value = value if Fraction(value) <= multiplier else math.nextafter(value, 0.0)
-    return SampledGaussian(probability("group_rate", group_rate), value, -(-rounds // groups))
-
-
-@numpy_defaults
-def prefix_sum_error(coefficients: Coefficients, rounds: int) -> float:
-    """Return || A C^-1 ||_F for prefix sums A; an iterate's root-mean-square error is noise std times this / sqrt(T).
-
-    Args:
-        coefficients: the first column of C, the first one not 0. rounds: T >= 1.
-    """
-    rounds = at_least("rounds", rounds, 1)
-    c = np.zeros(rounds)
-    first = np.asarray(coefficients, dtype=np.float64)[:rounds]
-    c[: first.size] = first
-    if not np.all(np.isfinite(c)) or c[0] == 0:
-        raise ConfigError("coefficients must be finite and the first one not 0")
-    column = np.zeros(rounds)  # of A C^-1, from C (A C^-1 e_0) = 1
-    for t in range(rounds):
-        column[t] = (1 - c[1 : t + 1] @ column[:t][::-1]) / c[0]
-    return math.sqrt(float(np.arange(rounds, 0, -1) @ column**2))
-
-
-_Table = NDArray[np.float64]
-
-
-def tree_sensitivity_squared(rounds: int, separation: int = 1, participations: int = 1) -> int:
-    """Return the largest sum of n^2 over completed blocks, exactly, for n rounds of one client in the block; in clips squared.
-
-    One participation costs floor(log2 T) + 1. Otherwise dynamic programming over blocks finds the maximum over all patterns: for
-    each block size, the best value per number of rounds, gap before the first and gap after the last (gaps >= b - 1 are equal).
-
-    Args:
-        rounds: T >= 1, one tree without restarts. separation: b >= 1, least distance between two participations.
-        participations: k >= 1, at most.
-    """
-    rounds, b = at_least("rounds", rounds, 1), at_least("separation", separation, 1)
-    b = min(b, rounds)
-    k = min(at_least("participations", participations, 1), -(-rounds // b))
-    block = np.full((k + 1, b, b), -np.inf)
-    block[1, 0, 0] = 1.0  # a single round
-    blocks = [block]
-    while len(blocks) < rounds.bit_length():
-        size = 1 << (len(blocks) - 1)
-        block = _joined(block, block, size, size)
-        block[1:] += (np.arange(1, k + 1, dtype=np.float64) ** 2)[:, None, None]
-        blocks.append(block)
-    total, done = block, 1 << (len(blocks) - 1)  # then the other completed blocks of T rounds, from the left
-    for level in range(len(blocks) - 2, -1, -1):
-        if rounds >> level & 1:
-            total = _joined(total, blocks[level], done, 1 << level)
-            done += 1 << level
-    return int(total.max())
-
-
-def _joined(left: _Table, right: _Table, left_size: int, right_size: int) -> _Table:
-    """Join two neighbouring blocks, without the parent block's own cost: best value by (rounds, gap before, gap after)."""
-    k, b = left.shape[0] - 1, left.shape[1]
-    out = np.full_like(left, -np.inf)
-    for gap in range(b):
-        ahead, behind = min(gap + left_size, b - 1), min(gap + right_size, b - 1)
-        out[:, ahead, :] = np.maximum(out[:, ahead, :], right[:, gap, :])
-        out[:, :, behind] = np.maximum(out[:, :, behind], left[:, :, gap])
-    reach = np.maximum.accumulate(right[:, ::-1, :], axis=1)[:, ::-1, :]  # best with at least this gap before
-    for first in range(1, k + 1):
-        for second in range(1, k + 1 - first):
-            for gap in range(b):
-                both = left[first, :, gap][:, None] + reach[second, b - 1 - gap][None, :]
-                np.maximum(out[first + second], both, out=out[first + second])
-    return out

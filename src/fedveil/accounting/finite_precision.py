@@ -29,13 +29,11 @@ import numpy as np
 from scipy.special import logsumexp
 
 from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, open_probability, positive, probability
-from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
 
 Precision = Literal["float32", "float64"]
 Order = Literal["any", "pairwise"]
 _ROUNDOFF = {"float32": 2.0**-24, "float64": 2.0**-53}
-_LEAST_CLIP = 1e-10
 _UP = 1 + 1e-15  # covers the rounding of these formulas themselves
 
 
@@ -98,36 +96,6 @@ def sum_error(contributions: int, precision: Precision, order: Order = "any", *,
     """
     operations = additions(contributions, order) + (1 if weighted else 0)
     return 2 * contributions * gamma(operations, precision) * _UP
-
-
-def summed_sensitivity(
-    clip: float,
-    dimension: int,
-    contributions: int,
-    grid_step: float,
-    *,
-    precision: Precision = "float64",
-    order: Order = "any",
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
-) -> float:
-    """Return the L2 sensitivity of a floating-point sum of clipped contributions, rounded to nearest on a grid.
-
-    Args:
-        clip: C >= 1e-10. dimension: d >= 1. contributions: B >= 1, an enforced cap. grid_step: h >= 0, in the units of the clip.
-        precision, order: of norms and sums. adjacency: replace-one doubles one contribution's shift, not the error of the sum.
-
-    Raises:
-        ConfigError: values out of range, or too many terms for an error bound.
-    """
-    each = _checked_clip(clip) * (1 + norm_excess(dimension, precision, order))
-    moved = adjacency.factor + sum_error(contributions, precision, order)
-    return (each * moved + non_negative("grid_step", grid_step) * math.sqrt(dimension)) * _UP
-
-
-def _checked_clip(clip: float) -> float:
-    if not (clip >= _LEAST_CLIP and math.isfinite(clip)):
-        raise ConfigError(f"clip must be finite and at least {_LEAST_CLIP:g} (below it float32 loses bits), got {clip}")
-    return float(clip)
 
 
 LEAST_STEPS = 4.0

@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from fedveil.accounting import pld
-from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, open_probability, positive, probability
-from fedveil.accounting.gaussian import log_delta_of, log_deltas_of
+from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive, probability
+from fedveil.accounting.gaussian import log_deltas_of
 from fedveil.accounting.pld import LARGEST_LOSS, HalfCurve, Mixtures, Pld, grid, half_curve, joined, second_moment
 from fedveil.accounting.subsampled import log_convex
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, SeenCountGaussian
@@ -349,43 +348,3 @@ def seen_count_delta(
     k, weights, lost = _counts(clients, rate, _RENYI_TAIL, True)
     first, second = _deltas(k / clients, weights, z, epsilon, adjacency)
     return first + lost, second + lost
-
-
-@numpy_defaults
-def named_participants_delta(rate: float, noise_multiplier: float, count: int, epsilon: float) -> float:
-    """Return the exact delta at epsilon, in both directions, if the adversary sees WHO takes part.
-
-    It is sum_j Bin(T, q)(j) delta_Gauss(eps; sqrt(j)/z), and an upper bound if the adversary sees only the number, or nothing.
-
-    Args:
-        rate: in [0, 1]. noise_multiplier: noise std / sensitivity, > 0. count: number of rounds T, >= 0. epsilon: >= 0.
-    """
-    rate, z = probability("rate", rate), positive("noise_multiplier", noise_multiplier)
-    count, epsilon = at_least("count", count, 0), non_negative("epsilon", epsilon)
-    if count == 0 or rate in (0, 1):
-        return math.exp(log_delta_of(math.sqrt(count * rate) / z, epsilon))
-    j, weights, lost = _counts(count, rate, _RENYI_TAIL, True)
-    terms = (w * math.exp(log_delta_of(math.sqrt(n) / z, epsilon)) for n, w in zip(j.tolist(), weights.tolist(), strict=True))
-    return math.fsum(terms) + lost
-
-
-@numpy_defaults
-def epsilon_pld(
-    event: SeenCountGaussian | FixedSampleGaussian,
-    delta: float,
-    *,
-    adjacency: Adjacency | None = None,
-    step: float | None = None,
-) -> float:
-    """Return an upper bound on epsilon of an event by privacy loss distributions, in the worse direction.
-
-    Args:
-        event: the releases. delta: in (0, 1).
-        adjacency: None covers zero-out and replace-one.
-        step: of the grid of losses, as in `fedveil.accounting.pld.composed`.
-    """
-    delta = open_probability("delta", delta)
-    idle = event.rate == 0 if isinstance(event, SeenCountGaussian) else event.cohort == 0
-    if event.count == 0 or idle:
-        return 0.0
-    return max(pld.epsilon(total, delta) for total in pld.composed([pairs_of(event)], min(1e-3, 1e-5 * delta), adjacency, step))

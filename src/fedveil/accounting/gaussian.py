@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, erfinv, ndtr, ndtri
 
 from fedveil.accounting._numbers import (
-    at_least,
     crossing,
     non_negative,
     numpy_defaults,
@@ -251,27 +250,6 @@ def naive(epsilons: _Numbers, deltas: _Numbers) -> tuple[float, float]:
     if first.size != second.size:
         raise ConfigError(f"one delta per epsilon: got {first.size} epsilons and {second.size} deltas")
     return math.fsum(first), min(1.0, math.fsum(second))
-
-
-@numpy_defaults
-def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """Return the advanced composition of `count` adaptive (epsilon, delta)-DP releases.
-
-    Args:
-        epsilon, delta: the cost of each release.
-        count: number of releases, >= 0.
-        slack: the additional delta', in (0, 1).
-
-    Returns:
-        (sqrt(2 k ln(1/delta')) eps + k eps (e^eps - 1), k delta + delta'), delta capped at 1.
-
-    Source: Dwork & Roth 2014, Theorem 3.20.
-    """
-    epsilon, delta = non_negative("epsilon", epsilon), probability("delta", delta)
-    slack, count = open_probability("slack", slack), at_least("count", count, 0)
-    growth = math.expm1(epsilon) if epsilon < 700 else math.inf
-    total = epsilon * math.sqrt(2 * count * math.log(1 / slack)) + (count * epsilon * growth if count and epsilon else 0.0)
-    return total, min(1.0, count * delta + slack)
 
 
 @numpy_defaults

@@ -188,28 +188,6 @@ def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:
     return (rho + 1) * diameter * (2 * gamma + (rho - 1) * diameter)
 
 
-def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float, noise_std: float) -> float:
-    """Return the last-iterate mu without smoothness: two trajectories that move at most R each end at most d + 2R apart.
-
-    It is the smaller of composition (T gamma^2) and the last n < T rounds with rho = 1, 2R for gamma: (D + 2R n)^2 / n.
-
-    Args:
-        gamma: data sensitivity of a round from one model, >= 0.
-        radius: R = sum of learning rates times the clip V, the farthest that one round's mean update moves the model.
-        rounds: T >= 0.
-        diameter: of the projection ball, > 0 (inf: no projection).
-        noise_std: std of the noise on the model in each round, > 0.
-    """
-    gamma, radius, rounds = non_negative("gamma", gamma), non_negative("radius", radius), at_least("rounds", rounds, 0)
-    diameter, noise_std = _size(diameter), positive("noise_std", noise_std)
-    best = rounds * (gamma * gamma)
-    if rounds > 1 and gamma > 0:
-        real = diameter / (2 * radius) if radius > 0 else math.inf
-        candidates = {1, rounds - 1, *(min(max(int(n), 1), rounds - 1) for n in (real, real + 1) if math.isfinite(n))}
-        best = min(best, *((end := diameter + 2 * radius * n) * end / n for n in candidates))
-    return math.sqrt(best) / noise_std
-
-
 def contraction_mu(
     rho: float, gamma: float, rounds: int, noise_std: float, *, hidden_iterates: bool, clipping_inactive: bool
 ) -> float:

@@ -230,21 +230,6 @@ def user_rdp(records: int, rate: float, noise_multiplier: float, orders: _Array,
     return values
 
 
-@numpy_defaults
-def epsilon_pld(
-    event: UserRecordsGaussian, delta: float, *, adjacency: Adjacency | None = None, step: float | None = None
-) -> float:
-    """Return an upper bound on epsilon for an event with a rate in (0, 1), by privacy loss distributions in both directions.
-
-    Args:
-        event: the releases. delta: in (0, 1). adjacency: as in `rdp`. step: as in `fedveil.accounting.pld.composed`.
-    """
-    delta = open_probability("delta", delta)
-    if event.count == 0:
-        return 0.0
-    return max(pld.epsilon(total, delta) for total in pld.composed([pairs_of(event)], min(1e-3, 1e-5 * delta), adjacency, step))
-
-
 def rate_of(event: SecretSample) -> float:
     """Return the probability that a client, or a record, is in the sample."""
     return event.cohort / event.clients if isinstance(event, FixedSampleGaussian) else float(event.rate)

@@ -157,24 +157,6 @@ def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_valu
 
 
 @numpy_defaults
-def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_delta: Callable[[float], float]) -> _Array:
-    """Return the Renyi divergences of the best of a Poisson number of tries, which may be zero.
-
-    Args:
-        mean: m >= 1. orders: each > 1. values: divergences of one try at these orders.
-        reverse_delta: delta at epsilon >= 0 of one try, in the other direction (or in both).
-
-    Source: Papernot & Steinke 2022, Theorem 6, including the outcome of zero tries.
-    """
-    alphas, curve = np.asarray(orders, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    if not (mean >= 1 and math.isfinite(mean)):
-        raise ConfigError(f"the mean number of tries must be finite and >= 1, got {mean}")
-    deltas = np.array([reverse_delta(math.log1p(1 / (a - 1))) for a in alphas])
-    some = math.log(mean) + (alphas - 1) * (curve + mean * deltas)
-    return np.asarray(np.logaddexp(-mean, some) / (alphas - 1), dtype=np.float64)
-
-
-@numpy_defaults
 def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
     """Return epsilon at `delta` of the best of K tries by Renyi divergences alone; `selection_bound` is sharper.
 

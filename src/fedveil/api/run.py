@@ -23,8 +23,7 @@ from fedveil.experiment.public_setting import model_seed, task_of
 from fedveil.experiment.recorded_run import RunData, read_run
 from fedveil.experiment.verification import verification
 from fedveil.statement import statement as stated
-from fedveil.statement.statement_layout import read_statement
-from fedveil.statement.statement_text import TextSection, TextTable, statement_text, variant_of
+from fedveil.statement.statement_layout import read_statement, to_html
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,23 +54,7 @@ class Statement(stated.Statement):
         return text.getvalue().strip("\n")
 
     def _repr_html_(self) -> str:
-        head = f"<h3>Privacy statement: {escape(self.method)} ({escape(variant_of(self))})</h3>"
-        return head + "".join(map(_section, statement_text(self).values()))
-
-
-def _section(section: TextSection) -> str:
-    title = f"<h4>{escape(section.title)}</h4>" if section.title else ""
-    lines = "".join(f"<p>{escape(text)}</p>" for text in (*section.paragraphs, section.lead) if text)
-    items = "".join(
-        f"<li>{escape(item.text)}{f' <small>({escape(item.why)})</small>' * bool(item.why)}</li>" for item in section.items
-    )
-    return title + lines + (_table(section.table) if section.table else "") + (f"<ul>{items}</ul>" if items else "")
-
-
-def _table(table: TextTable) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in table.headings)
-    cells = ("".join(f"<td>{escape(' '.join(filter(None, (c.badge, c.text, c.note))))}</td>" for c in row) for row in table.rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+        return to_html(self)
 
 
 _BATCH = 1024
@@ -277,7 +260,6 @@ class Run:
         return f"<fedveil.Run {self.path}: {self._summary}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
 
         return f"<p><b>{escape(str(self.path))}</b>: {escape(self._summary)}</p>{self.privacy._repr_html_()}"
 

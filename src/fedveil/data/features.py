@@ -21,7 +21,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.own.drawn_by_item import drawing
 from fedveil.errors import ConfigError, DataError
-from fedveil.ledger.files import owner_only, owner_only_folder
+from fedveil.ledger.files import Drafts, owner_only_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -375,12 +375,7 @@ def _write(path: Path, train: NDArray[np.float32], test: NDArray[np.float32]) ->
     """Whole or not at all."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     owner_only_folder(path.parent)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(draft, "wb", opener=owner_only) as file:
-            np.savez(file, x_train=train, x_test=test)
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    with Drafts(private=True) as drafts:
+        np.savez(drafts.open(path, owner=f".{os.getpid()}"), x_train=train, x_test=test)
+        drafts.sync()
+        drafts.rename(path)

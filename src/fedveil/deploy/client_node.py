@@ -39,9 +39,9 @@ from fedveil.deploy.round_messages import (
 )
 from fedveil.deploy.wire_format import WireError
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
-from fedveil.federation.plain_state import read_tree, sync, sync_folder, tree_parts
+from fedveil.federation.plain_state import read_tree, tree_parts
 from fedveil.federation.round import ClientTask, Context, client_round
-from fedveil.ledger.files import DRAFT, owner_only_folder, replace_reserved, reserve
+from fedveil.ledger.files import DRAFT, owner_only_folder, replace_whole, reserve, sync_path
 from fedveil.mechanism.plan import Plan, Raw
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.training.local import State
@@ -151,8 +151,8 @@ class ClientStates:
     def keep(self, round: int, generation: Generation) -> None:
         """Write the states after that round into the reserved space and sync them; the last two rounds are retained."""
         self._made()
-        replace_reserved(self._path(round), tree_parts(_tree(generation)), sync)
-        sync_folder(self.folder)
+        replace_whole(self._path(round), tree_parts(_tree(generation)), private=True)
+        sync_path(self.folder)
         stay = [r for r in self._rounds() if r <= round][-2:]
         for other in set(self._rounds()) - set(stay):
             self._path(other).unlink(missing_ok=True)

@@ -49,8 +49,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.run_directory import claimed
-from fedveil.federation.plain_state import sync_folder, write_whole
-from fedveil.ledger.files import head_path, owner_only_folder
+from fedveil.ledger.files import head_path, owner_only_folder, replace_whole, sync_path
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import participation_of
 from fedveil.statement.statement_layout import to_markdown
@@ -218,9 +217,9 @@ class JoinedClient:
     def _pin(self, offer: Offer) -> None:
         """Store the offer, and sync it to disk."""
         folder, fields = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
-        write_whole(folder / "offer.json", json.dumps(fields).encode())
+        replace_whole(folder / "offer.json", json.dumps(fields).encode(), private=True)
         for listed in (folder, folder.parent, self.folder):
-            sync_folder(listed)
+            sync_path(listed)
 
     def _run_folder(self, run: str) -> Path:
         return owner_only_folder(owner_only_folder(self.folder / "runs") / run)
@@ -344,7 +343,7 @@ def _alone(joining: Joining) -> Iterator[Path]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         secret = joining.folder / f"secret-{where}"
-        write_whole(secret, secrets.token_bytes(32))
+        replace_whole(secret, secrets.token_bytes(32), private=True)
         yield secret
     finally:
         os.close(descriptor)

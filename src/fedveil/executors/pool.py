@@ -12,7 +12,6 @@ import ctypes
 import math
 import multiprocessing as mp
 import os
-import signal
 import sys
 import time
 import traceback
@@ -54,13 +53,11 @@ from fedveil.executors.pool_messages import (
     with_vectors,
     without_vectors,
 )
-from fedveil.federation.isolated import a_fork_can_train, can_fork
+from fedveil.federation.isolated import a_fork_can_train, can_fork, end_with
 from fedveil.federation.round import ClientTask, Context, Outcome, client_round, failure, planned, sealed_outcome
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, RunningSum, SealedUpload
 from fedveil.training.cores import available_cores
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def work(
     begin_worker(ends_on_interrupt)
     for connection in foreign:
         connection.close()
-    _die_with(parent)
+    end_with(parent)  # where that is not known, its next task ends it
     torch.set_num_threads(1)
     keep_freed_memory()
     run = StackedClients(context).outcomes if stacked else partial(map, partial(client_round, context))
@@ -134,14 +131,6 @@ def _next(pipe: Connection) -> bool:
     """Wait for a task; return False if the parent has ended."""
     above = parent_process()
     return pipe in wait([pipe] if above is None else [pipe, above.sentinel])
-
-
-def _die_with(parent: int) -> None:
-    """Ask the system to end this process when the parent ends, however that happens (Linux; elsewhere its next task ends it)."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _share_vectors(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], context: Context) -> list[Values]:

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from fedveil.training.local import Client, GradientSource, LocalSpec
     from fedveil.training.params import FlatModel, Layout
 
+    Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+    "From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."
+    Losses = Callable[[Tensor, Tensor], Tensor]
+    "From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."
+
 
 @dataclass
 class Request:
@@ -123,18 +128,6 @@ class InStep:
         """Request the gradient; it is in `local.model.grad` when this returns."""
         return self.lane.gradient(Request(self.row, local, self.inner, x, y))
 
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedveil.tasks.task import Task
-    from fedveil.training.local import LocalSpec
-    from fedveil.training.params import FlatModel, Layout
-
-    Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
-    """Map the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
-    Losses = Callable[[Tensor, Tensor], Tensor]
-    """Map outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."""
 
 _log = logging.getLogger(__name__)
 

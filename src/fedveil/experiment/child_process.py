@@ -6,24 +6,21 @@ hold a lock. It has its own process group, which is killed with it.
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import logging
 import os
 import select
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
-from fedveil.federation.isolated import can_fork, end, started
+from fedveil.federation.isolated import can_fork, end, ending, in_this_child, started
 from fedveil.release.noise import Randomness
 
 Stage = Callable[[str], None]
@@ -53,11 +50,17 @@ def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> 
         return _in_this_process(act, what)
     reading, writing = os.pipe()
 
-    def run() -> NoReturn:
-        os.close(reading)
-        _child(act, what, writing)
+    parent = os.getpid()
 
-    child = started(run)
+    def told() -> None:
+        os.close(reading)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        logging.disable()
+        _tell(writing, _outcome(act, what, lambda stage: _tell(writing, {"stage": stage})))
+
+    child = started(lambda: in_this_child(told, parent))
     os.close(writing)
     try:
         return _answer(reading, child, what, silent)
@@ -67,25 +70,6 @@ def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> 
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
-
-
-def _child(act: Callable[[Stage], Any], what: str, writing: int) -> NoReturn:
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        gc.disable()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
-        logging.disable()
-        torch.set_num_threads(1)
-        _tell(writing, _outcome(act, what, lambda stage: _tell(writing, {"stage": stage})))
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def _outcome(act: Callable[[Stage], Any], what: str, tell: Stage) -> dict[str, Any]:
@@ -170,11 +154,7 @@ def _ended(child: int) -> str:
         return "ended"
     if not pid:
         return ""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        hint = ", as where memory runs out" if number == signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(number).name}{hint}"
-    return f"ended with exit code {os.WEXITSTATUS(status)}"
+    return ending(status)
 
 
 # --- where no child can be forked -------------------------------------------------------------------------------------

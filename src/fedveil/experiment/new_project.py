@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import keyword
 import runpy
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
 from fedveil.experiment.config import Config, parse
+from fedveil.ledger.files import new_folder
 from fedveil.methods.method_registry import METHODS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -36,11 +36,8 @@ def new_project(name: str, folder: str | Path = ".", task: str = "classification
     if target.exists() or target.is_symlink():
         raise ConfigError(f"{target} exists already: nothing was written; choose another name or --dir")
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as draft:
-            project = Path(draft) / name
-            project.mkdir()
+        with new_folder(target) as project:
             _write(project, name, task)
-            project.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}; choose a --dir that exists and may be written") from error
     return target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedveil.experiment.data_card import CARD
 from fedveil.experiment.run_directory import DECLARED, write_json
 from fedveil.experiment.verification import SIGNATURE, verification
 from fedveil.federation.history import ALL_FAILED
+from fedveil.ledger.files import new_folder
 from fedveil.ledger.ledger import publish_ledger
 from fedveil.statement.statement_layout import AUDITS
 
@@ -67,12 +67,9 @@ def _draft(source: Path, target: Path) -> Iterator[Path]:
         raise ConfigError(f"{target} exists and is not empty: nothing was copied; choose another folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-            draft = Path(folder) / "copy"
-            draft.mkdir()
+        with new_folder(target) as draft:
             _copy(source, draft)
             yield draft
-            draft.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; choose a folder that may be written") from error
 

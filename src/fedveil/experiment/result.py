@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from fedveil.accounting.types import at_most
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns, Row, all_failed
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import numbers_table, scope_line, variant_of
+from fedveil.statement.statement_layout import html_table
+from fedveil.statement.statement_text import TextCell, numbers_table, scope_line, variant_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,14 +139,13 @@ class Result:
 def _page(result: Result) -> str:
     """Return the HTML for a notebook: three numbers and a curve, unstyled, so that it fits light and dark pages."""
     table = numbers_table(result.privacy)
-    head = "".join(f"<th>{escape(text)}</th>" for text in table.headings)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell.text or '-')}</td>" for cell in row) + "</tr>" for row in table.rows)
+    texts = replace(table, rows=tuple(tuple(TextCell(cell.text or "-") for cell in row) for row in table.rows))
     main = result.columns.main
     curve = [float(row[main.name]) for row in result.history if main.name in row]
     return (
         f"<p><b>{escape(_heading(result))}</b>: {escape(_score(result))}; {escape(_promise(result))}</p>"
         f"{''.join(f'<p><b>warning:</b> {escape(text)}</p>' for text in result.warnings)}"
-        f"{_svg(curve, main.axis)}<table><tr>{head}</tr>{rows}</table><p><code>{escape(str(result.path))}</code></p>"
+        f"{_svg(curve, main.axis)}{html_table(texts)}<p><code>{escape(str(result.path))}</code></p>"
     )
 
 

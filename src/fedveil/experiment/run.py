@@ -39,6 +39,10 @@ from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.experiment.config import Config
+    from fedveil.experiment.experiment import Experiment
     from fedveil.federation.round import ClientTask, Engine, Outcome
 
 
@@ -101,13 +105,6 @@ class SavingEngine:
 
 
 _log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from fedveil.data.dataset import Dataset
-    from fedveil.data.partition import Partition
-    from fedveil.experiment.config import Config
-    from fedveil.experiment.experiment import Experiment
-    from fedveil.federation.round import Engine
 
 
 @process_state()

@@ -18,81 +18,21 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.history import Record
-from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync, sync_folder, tree_parts
+from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, tree_parts
 from fedveil.federation.progress import Progress
-from fedveil.ledger.files import DRAFT, owner_only, owner_only_folder, read_head
+from fedveil.ledger.files import Drafts, owner_only, owner_only_folder, read_head, sync_path
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Drafts:
-    """Files readable by their owner only, renamed into place once all are on disk; a failure leaves no drafts behind."""
-
-    def __init__(self) -> None:
-        self._open: list[IO[bytes]] = []
-        self._unnamed: dict[Path, Path] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._open:
-            with suppress(OSError):
-                file.close()
-        for draft in self._unnamed.values():
-            with suppress(OSError):
-                draft.unlink()
-
-    def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
-        """Write the draft of the file `path`."""
-        draft = self._unnamed[path] = path.with_name(path.name + DRAFT)
-        file = open(draft, "wb", opener=owner_only)  # noqa: SIM115 (closed when all are named)
-        self.sync_too(file)
-        file.writelines(content)
-        file.flush()
-
-    def sync_too(self, file: IO[bytes]) -> None:
-        """Sync an open file together with the drafts, before they get their names; it is closed with them."""
-        self._open.append(file)
-
-    def sync(self) -> None:
-        """Wait until everything written is on disk; all files are synced in parallel.
-
-        Raises:
-            OSError: a file could not be synced.
-        """
-        problems: list[BaseException] = []
-
-        def synced(file: IO[bytes]) -> None:
-            try:
-                sync(file.fileno())
-            except BaseException as problem:
-                problems.append(problem)
-
-        threads = [Thread(target=synced, args=(file,)) for file in self._open]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if problems:
-            raise problems[0]
-
-    def rename(self, path: Path) -> None:
-        """Rename a draft to its final name."""
-        self._unnamed[path].replace(path)
-        del self._unnamed[path]
 
 
 @dataclass(frozen=True)
@@ -271,7 +211,7 @@ class Checkpoints:
     def _write(self, done: UnsavedRound) -> None:
         owner_only_folder(self.folder)
         r, name = done.number, f"global-{done.number}"
-        with Drafts() as drafts:
+        with Drafts(private=True) as drafts:
             if done.states:
                 self._write_tree(drafts, f"states-{r}", done.states)
             self._write_tree(drafts, name, done.parts)
@@ -292,9 +232,9 @@ class Checkpoints:
             drafts.sync()
             for tree in (f"states-{r}", name) if done.states else (name,):
                 drafts.rename(self._file(tree))
-            sync_folder(self.folder)  # files that the head names must exist before it
+            sync_path(self.folder)  # files that the head names must exist before it
             drafts.rename(self.folder / _HEAD)
-        sync_folder(self.folder)
+        sync_path(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
         self._seen.update(done.took_part)
         self._spent.update(done.spent)

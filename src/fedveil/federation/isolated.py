@@ -67,7 +67,7 @@ def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[
     with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("client"), "r+b") as answer:
         ended, alive = os.pipe()
         parent = os.getpid()
-        child = started(lambda: _child(act, answer.fileno(), parent))
+        child = started(lambda: in_this_child(lambda: _write(answer.fileno(), act), parent))
         os.close(alive)
         try:
             _wait(child, ended, longest)
@@ -100,22 +100,21 @@ def end(child: int) -> None:
         os.waitpid(child, 0)
 
 
-def fresh_streams() -> None:
-    """Replace the standard streams of a forked process; a thread of its parent may have held their locks."""
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+def in_this_child(act: Callable[[], None], parent: int) -> NoReturn:
+    """Do `act` in a process that was just forked, and exit: with one thread, and with streams and signals of its own.
 
-
-def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoReturn:
+    A thread of its parent may have held the locks of the streams.
+    """
     code = 1
     try:
         os.setpgid(0, 0)
-        _end_with(parent)
+        end_with(parent)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         gc.disable()  # a collection would copy the parent's pages
-        fresh_streams()
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         torch.set_num_threads(1)
-        _write(answer, act)
+        act()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         code = 0
@@ -135,8 +134,8 @@ def _write(answer: int, act: Callable[[], dict[str, Any]]) -> None:
             left = left[os.write(answer, left) :]
 
 
-def _end_with(parent: int) -> None:
-    """Ask the system to end this process when its parent ends (Linux)."""
+def end_with(parent: int) -> None:
+    """Ask the system to end this process when its parent ends, however that happens (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -154,12 +153,17 @@ def _wait(child: int, ended: int, longest: float) -> None:
             break
         if time.monotonic() >= until:
             raise ChildFailed(f"its process took longer than {longest:g} s")
+    if status:
+        raise ChildFailed(f"its process {ending(status)}")
+
+
+def ending(status: int) -> str:
+    """Say how a process ended, from what `os.waitpid` returned."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         hint = ", as where memory runs out" if number == signal.SIGKILL else ""
-        raise ChildFailed(f"its process was ended by {signal.Signals(number).name}{hint}")
-    if code := os.WEXITSTATUS(status):
-        raise ChildFailed(f"its process ended with exit code {code}")
+        return f"was ended by {signal.Signals(number).name}{hint}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"
 
 
 def _answer(file: int) -> dict[str, Any]:

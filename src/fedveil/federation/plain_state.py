@@ -1,10 +1,9 @@
-"""Plain state (tensors, numbers, strings, lists, dictionaries) as files and messages, atomically and without pickle."""
+"""Plain state (tensors, numbers, strings, lists, dictionaries) as files and messages, without pickle."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedveil.errors import FedveilError
-from fedveil.ledger.files import replace_whole
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-_sync = os.fsync
 
 
 def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
@@ -124,22 +120,3 @@ def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 def own_copy(value: Any) -> Any:
     """Return a copy of plain state with its tensors cloned."""
     return mapped(lambda tensor: tensor.detach().clone(), value)
-
-
-def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file readable by its owner only, atomically: it is synced, then renamed into place."""
-    replace_whole(path, content, private=True, sync=sync)
-
-
-def sync(descriptor: int) -> None:
-    """Wait until everything written to an open file is on disk."""
-    _sync(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder's list of files."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -24,12 +24,6 @@ from fedveil.gradients.taps import NoRule, Rule, Taps, Use, channel_scale, folde
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedveil.gradients.gradient_blocks import Block
-
     State = tuple[Tensor, ...]
 
 

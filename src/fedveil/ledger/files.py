@@ -1,8 +1,8 @@
-"""Atomic writes, private files, and the head of a ledger.
+"""Files that are written whole or not at all, private files, and the head of a ledger.
 
-A charge commits to the database, raises the head, and then releases, so that at any moment
-    releases made <= head <= rows in the database
-A database with fewer rows than the head has lost rows, for instance by a deleted log, an older copy or a truncated file.
+The order in a charge is commit, then head, then hand over, so at any moment
+    releases handed over <= head <= rows in the database
+and a database with fewer rows than the head has lost some, whatever took them: a deleted log, an older copy, a cut file.
 """
 
 from __future__ import annotations
@@ -10,98 +10,159 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from typing import IO, Self
 
 from fedveil.errors import LedgerError
 
 
 def owner_only(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=owner_only)`; a new file gets mode 600."""
+    """For `open(..., opener=owner_only)`: a new file has mode 600."""
     return os.open(path, flags, 0o600)
 
 
 def owner_only_folder(path: Path) -> Path:
-    """Return the folder `path`, created with mode 700 if it is absent."""
+    """The folder `path`, made with mode 700 if it is absent."""
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 DRAFT = ".part"
-"""Suffix of a file name while the file is being written; a killed run may leave such files."""
+"""How the name of a file ends while it is written; what is left of a killed run may have it."""
 
 
-def replace_whole(
-    path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False, sync: Callable[[int], None] | None = None
-) -> None:
-    """Replace a file atomically: write a draft next to it, sync and rename; a failed draft is deleted.
+class Drafts:
+    """Files that get their names once all of them are on the disk; on failure no draft is left to fill it.
 
     Args:
-        content: the bytes, or their parts in order. private: readable by its owner only (mode 600).
-        sync: waits until an open file is on the disk; by default `os.fsync`.
+        private: for their owner alone (mode 600).
+    """
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._opener = owner_only if private else None
+        self._open: list[IO[bytes]] = []
+        self._unnamed: dict[Path, Path] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
+        if isinstance(problem, OSError):  # the system names no file where there is no room
+            problem.filename = problem.filename or str(next(iter(self._unnamed), ""))
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        for draft in self._unnamed.values():
+            with suppress(OSError):
+                draft.unlink()
+
+    def open(self, path: Path, mode: str = "wb", owner: str = "") -> IO[bytes]:
+        """Open the draft of what shall be at `path`; `owner` tells it from the drafts of other processes."""
+        draft = self._unnamed[path] = path.with_name(path.name + owner + DRAFT)
+        file: IO[bytes] = open(draft, mode, opener=self._opener)  # noqa: SIM115 (closed with the drafts)
+        self.sync_too(file)
+        return file
+
+    def write(self, path: Path, content: Iterable[bytes | memoryview]) -> None:
+        """Write what shall be at `path`, into its draft if there is one, as after `reserve`."""
+        file = self.open(path, "r+b" if path.with_name(path.name + DRAFT).exists() else "wb")
+        file.writelines(content)
+        file.truncate()
+
+    def sync_too(self, file: IO[bytes]) -> None:
+        """Sync an open file with the drafts, and close it with them."""
+        self._open.append(file)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk, which takes little longer for several files at once than for one.
+
+        Raises:
+            OSError: one of them is not.
+        """
+        problems: list[BaseException] = []
+
+        def synced(file: IO[bytes]) -> None:
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException as problem:
+                problems.append(problem)
+
+        threads = [Thread(target=synced, args=(file,)) for file in self._open[1:]]
+        for thread in threads:
+            thread.start()
+        synced(self._open[0])
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def rename(self, path: Path) -> None:
+        """Give the draft its name."""
+        self._unnamed[path].replace(path)
+        self.keep(path)
+
+    def keep(self, path: Path) -> None:
+        """Let the file stay under the name that it has."""
+        del self._unnamed[path]
+
+
+def replace_whole(path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False) -> None:
+    """Write a file whole or not at all: beside it, synced, renamed.
+
+    Args:
+        content: all of it, or its parts in order. private: for its owner alone (mode 600).
 
     Raises:
-        OSError: the file cannot be written; it names the file, whose earlier content remains.
+        OSError: it cannot be written, with its name; what was there before still is.
     """
-    draft = path.with_name(path.name + DRAFT)
+    with Drafts(private=private) as drafts:
+        drafts.write(path, [content] if isinstance(content, bytes) else content)
+        drafts.sync()
+        drafts.rename(path)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of `target` at the end of the block; on failure nothing is left."""
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as around:
+        draft = Path(around) / target.name
+        draft.mkdir()
+        yield draft
+        draft.rename(target)
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with open(draft, "wb", opener=owner_only if private else None) as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            (sync or os.fsync)(file.fileno())
-        draft.replace(path)
-    except OSError as problem:
-        with suppress(OSError):
-            draft.unlink()
-        problem.filename = problem.filename or str(path)  # the system names no file when the disk is full
-        raise
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def reserve(path: Path, size: int) -> None:
-    """Reserve `size` bytes on the disk for a private file that `replace_reserved` will write; on failure no draft remains.
+    """Take so many bytes of the disk for a file of its owner; on failure nothing is left.
 
     Raises:
-        OSError: the disk is full.
+        OSError: there is no room.
     """
-    draft = path.with_name(path.name + DRAFT)
-    try:
-        with open(draft, "wb", opener=owner_only) as file:
-            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as problem:
-        with suppress(OSError):
-            draft.unlink()
-        problem.filename = problem.filename or str(path)
-        raise
-
-
-def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
-    """Replace a private file like `replace_whole`, using the space that `reserve` took, if any.
-
-    Raises:
-        OSError: the file cannot be written; it names the file.
-    """
-    draft = path.with_name(path.name + DRAFT)
-    try:
-        draft.touch(mode=0o600)
-        with open(draft, "r+b") as file:
-            file.writelines(content)
-            file.truncate()
-            file.flush()
-            sync(file.fileno())
-        draft.replace(path)
-    except OSError as problem:
-        problem.filename = problem.filename or str(path)
-        raise
+    with Drafts(private=True) as drafts:
+        file = drafts.open(path)
+        os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
+        drafts.sync()
+        drafts.keep(path)
 
 
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write to a path given by the user: like `replace_whole`, but following links, and writing pipes and devices directly.
+    """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
 
     Raises:
-        OSError: the path cannot be written.
+        OSError: it cannot be written there.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(content)
@@ -113,20 +174,20 @@ _NONE = "0" * 64
 
 
 def head_path(path: Path) -> Path:
-    """Return the path of the head file of the ledger at `path`."""
+    """The head file of the ledger at `path`."""
     return path.with_name(path.name + "-head")
 
 
 def head_record(seq: int, digest: str = _NONE) -> bytes:
-    """Return the content of the head file, always 106 bytes: number of releases and digest of the last one (zeros if none)."""
+    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
 
 
 def read_head(path: Path) -> tuple[int, str]:
-    """Return a lower bound on the number of releases and that release's digest; raise LedgerError for an unreadable head."""
+    """Number of releases, at least, and the digest of that one; raises LedgerError when the head file is missing or damaged."""
     head = head_path(path)
     try:
-        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would block until there is a writer
+        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except OSError as problem:
         raise LedgerError(
             f"{head} cannot be read ({problem.strerror}), so lost releases could not be noticed: copy it together with "
@@ -140,7 +201,7 @@ def read_head(path: Path) -> tuple[int, str]:
 
 
 def raise_head(path: Path, seq: int, digest: str) -> None:
-    """Raise the head to `seq` and sync it, unless another process has already raised it as far."""
+    """Lift the head to `seq` and sync it, unless another process has already lifted it as far."""
     descriptor = os.open(head_path(path), os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

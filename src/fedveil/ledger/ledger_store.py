@@ -17,7 +17,7 @@ from urllib.parse import quote
 from fedveil import __version__
 from fedveil.errors import LedgerError
 from fedveil.ledger.entry import COLUMNS, COLUMNS_1, chained, link, sealed_rightly
-from fedveil.ledger.files import head_path, head_record, read_head
+from fedveil.ledger.files import head_path, head_record, read_head, sync_path
 
 SCHEMA = 2
 APPLICATION_ID = 0x46564C47  # "FVLG"
@@ -135,10 +135,10 @@ def create(path: Path, run: str, meta: Mapping[str, Any], created: float | None 
             if not head_path(path).exists():
                 head.write_bytes(head_record(0))
                 head.chmod(0o600)
-                _sync(head)
+                sync_path(head)
                 os.link(head, head_path(path))
             os.link(draft, path)
-        _sync(path.parent)
+        sync_path(path.parent)
     except FileExistsError as problem:
         raise LedgerError(f"another process is creating the ledger {path} right now: open it instead") from problem
     except (OSError, ValueError, sqlite3.Error) as problem:
@@ -168,15 +168,7 @@ def write_empty(draft: Path, rows: Mapping[str, str]) -> None:
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")
     draft.chmod(0o600)
-    _sync(draft)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(draft)
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,16 +24,13 @@ import numpy as np
 from fedveil.accounting.correlated_noise import banded_sensitivity, toeplitz_sensitivity
 from fedveil.accounting.types import Event, Gaussian, SampledGaussian
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.ledger.files import owner_only
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+from fedveil.ledger.files import replace_whole, sync_path
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = dict[str, NDArray[Any]]
+    Integers = NDArray[np.int64]
 
 
 STATE_FILE = "noise-state.safetensors"
@@ -102,29 +98,15 @@ class NoiseMemory:
         if self._plan is not None:
             arrays = {**arrays, "plan": np.frombuffer(self._plan, np.uint8)}
         if self.path is not None:
-            draft = self.path.with_name(self.path.name + ".part")
+            content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
             try:
-                with open(draft, "wb", opener=owner_only) as file:
-                    file.write(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
-                    file.flush()
-                    os.fsync(file.fileno())
-                draft.replace(self.path)
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+                replace_whole(self.path, content, private=True)
+                sync_path(self.path.parent)
             except OSError as problem:
                 raise LedgerError(
                     f"cannot write {self.path}: {problem.strerror or problem}; nothing was released: make room, then resume"
                 ) from problem
         self._arrays = arrays
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

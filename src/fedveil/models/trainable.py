@@ -155,7 +155,6 @@ def load_weights(module: nn.Module, parts: Parts) -> None:
     Raises:
         ConfigError: the file cannot be read, or names, shapes or types differ.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -209,8 +208,6 @@ def frozen_digest(module: nn.Module) -> str:
 
     Batch statistics, which training changes, and their counters are excluded.
     """
-    import torch
-
     changing = {*trained_parameters(module), *batch_statistics(module)}
     return _digest(
         {
@@ -224,8 +221,6 @@ def frozen_digest(module: nn.Module) -> str:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 over names, types, shapes and values; an empty string without tensors."""
-    import torch
-
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -271,6 +266,4 @@ def _kind(tensor: object) -> str:
 
 def _exact(loaded: object, own: object) -> bool:
     """Return whether the module's type represents each value of the loaded type exactly."""
-    import torch
-
     return loaded == own or (own == torch.float32 and loaded in (torch.float16, torch.bfloat16))

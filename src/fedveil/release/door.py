@@ -37,7 +37,14 @@ from fedveil.release.sealed import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from fedveil.mechanism.mechanisms import NoiseMemory
+    from fedveil.release.noise import Randomness
+    from fedveil.training.params import Layout
+
+    Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -118,17 +125,6 @@ def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout,
     if norm > max_norm:
         raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {max_norm:g}")
     return vector
-
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from fedveil.mechanism.mechanisms import NoiseMemory
-    from fedveil.release.noise import Randomness
-    from fedveil.training.params import Layout
-
-    Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -441,17 +441,12 @@ def for_institution(statement: Statement, institution: Institution, run: RunFigu
     """The statement as one institution asks for it, with the figures of a run if there are any; same input, same bytes."""
     if institution == "registry":
         return registry_entry(statement, run)
-    if institution == "nist":
-        return _page(NIST_TITLE, statement, nist_answers(statement, run))
-    if institution == "dpia":
-        return _page(IMPACT_TITLE, statement, impact_facts(statement, run))
-    card = _page(CARD_TITLE, statement, model_card(statement, run))
-    return f"{header(statement)}\n\n{card}"
-
-
-def _page(title: str, statement: Statement, sections: Iterable[TextSection]) -> str:
-    parts = [f"# {heading(title, statement)}"]
-    parts += markdown_section(opening(statement), titled=False)
-    for section in sections:
+    title, sections = _PAGES[institution]
+    parts = [header(statement)] if institution == "model-card" else []
+    parts += [f"# {heading(title, statement)}", *markdown_section(opening(statement), titled=False)]
+    for section in sections(statement, run):
         parts += markdown_section(section)
     return "\n\n".join(parts) + "\n"
+
+
+_PAGES = {"nist": (NIST_TITLE, nist_answers), "dpia": (IMPACT_TITLE, impact_facts), "model-card": (CARD_TITLE, model_card)}

@@ -1,4 +1,4 @@
-"""The privacy statement as JSON, as a Markdown page, and in the terminal."""
+"""The privacy statement as JSON, as a Markdown page, as HTML, and in the terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
+from html import escape as html
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,27 @@ def _table(table: TextTable) -> str:
 def _markdown_cell(cell: TextCell) -> str:
     text = ": ".join(filter(None, (cell.text, cell.note)))
     return f"{text} **{cell.badge}**" if cell.badge else text
+
+
+def to_html(statement: Statement) -> str:
+    """The whole statement without a style of its own, as a notebook shows it."""
+    head = f"<h3>Privacy statement: {html(statement.method)} ({html(variant_of(statement))})</h3>"
+    return head + "".join(map(_html_section, statement_text(statement).values()))
+
+
+def _html_section(section: TextSection) -> str:
+    title = f"<h4>{html(section.title)}</h4>" if section.title else ""
+    lines = "".join(f"<p>{html(text)}</p>" for text in (*section.paragraphs, section.lead) if text)
+    items = "".join(
+        f"<li>{html(item.text)}{f' <small>({html(item.why)})</small>' * bool(item.why)}</li>" for item in section.items
+    )
+    return title + lines + (html_table(section.table) if section.table else "") + (f"<ul>{items}</ul>" if items else "")
+
+
+def html_table(table: TextTable) -> str:
+    head = "".join(f"<th>{html(text)}</th>" for text in table.headings)
+    cells = ("".join(f"<td>{html(' '.join(filter(None, (c.badge, c.text, c.note))))}</td>" for c in row) for row in table.rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}

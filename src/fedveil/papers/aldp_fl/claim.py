@@ -7,14 +7,13 @@ delta that no epsilon removes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive, vector
-from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
+from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive
+from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.errors import ConfigError
 
 
@@ -86,17 +85,6 @@ def delta_1d(std: float, bound: float, shift: float, epsilon: float) -> float:
 
 
 @numpy_defaults
-def delta_floor_of(std: float, bound: float, shifts: Sequence[float] | NDArray[np.float64]) -> float:
-    """The floor for a given difference vector: 1 - prod (1 - P(noise > b - |v_i|)).
-
-    Args:
-        std, bound: as `delta_floor`. shifts: |v_i| per coordinate, >= 0.
-    """
-    floors = [delta_floor(std, bound, float(v)) for v in vector("shifts", shifts)]
-    return 1.0 if max(floors) >= 1 else -math.expm1(math.fsum(math.log1p(-f) for f in floors))
-
-
-@numpy_defaults
 def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int) -> float:
     """An upper bound on the floor over all difference vectors of norm at most `sensitivity`.
 
@@ -138,17 +126,3 @@ def _peak(values: NDArray[np.float64]) -> float:
     index = int(np.argmax(values))
     near = values[max(index - 1, 0) : index + 2]
     return float(values[index]) + 0.5 * float(values[index] - near.min())
-
-
-@numpy_defaults
-def delta_upper(std: float, bound: float, sensitivity: float, dimension: int, epsilon: float) -> float:
-    """An upper bound on delta at epsilon in d dimensions: floor + delta of the untruncated Gaussian, at most 1.
-
-    On the common support the likelihood ratio is the Gaussian one, convex in <v, x>; truncating each coordinate symmetrically
-    lowers the mean of every convex function of <v, x>, so that part is at most the Gaussian delta. Holds for every epsilon >= 0.
-
-    Args:
-        std, bound: as `delta_floor`. sensitivity: L2 norm of the difference, >= 0. dimension: d >= 1. epsilon: >= 0.
-    """
-    floor = delta_floor_sup(std, bound, sensitivity, dimension)
-    return min(1.0, floor + delta_of(sensitivity / std, non_negative("epsilon", epsilon)))

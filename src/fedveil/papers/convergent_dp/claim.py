@@ -197,11 +197,6 @@ def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
     return math.sqrt(clients) * math.fsum(gamma) / (positive("noise_std", noise_std) * math.sqrt(gamma.size))
 
 
-def harmonic(steps: int) -> float:
-    """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of Noisy-FedAvg holds exactly when its z >= mu H_K (see docs/privacy.md)."""
-    return math.fsum(1 / (k + 1) for k in range(at_least("steps", steps, 1)))
-
-
 def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
     """(rho_t, gamma_t) of Noisy-FedAvg in the setting of a claim, whose `scale` is the table's c and z.
 

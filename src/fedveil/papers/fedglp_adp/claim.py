@@ -9,7 +9,6 @@ noise multiplier. All bounds are mu over T rounds, provided that clips and masks
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +17,6 @@ from fedveil.accounting._numbers import at_least, non_negative, open_probability
 from fedveil.accounting.gaussian import rdp_epsilons, zcdp_epsilon
 from fedveil.accounting.subsampled import rdp
 from fedveil.accounting.types import Adjacency
-from fedveil.errors import ConfigError
 
 ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *map(float, range(12, 64)))
 
@@ -158,40 +156,3 @@ def upload_mu(noise_multiplier: float, clients: int, rounds: int = 1, adjacency:
     """
     weight = at_least("clients", clients, 1) * at_least("rounds", rounds, 0)
     return adjacency.factor * math.sqrt(weight) / positive("noise_multiplier", noise_multiplier)
-
-
-def central_mu(
-    noise_multiplier: float, rounds: int = 1, adjacency: Adjacency = _ZERO, *, clients: int = 1, colluders: int = 0
-) -> float:
-    """mu of the sums, with common clips and dense noise: f sqrt(T) / sigma, times sqrt(n / (n - c)) when c clients collude.
-
-    Colluders subtract their own noise shares; the others' n - c shares remain. The same factor covers c dropped-out clients
-    whose shares are missing (size shares for the guaranteed survivors).
-
-    Args:
-        noise_multiplier: sigma, > 0. rounds: T >= 0. adjacency: of the guarantee. clients: n. colluders: c < n.
-    """
-    clients, colluders = at_least("clients", clients, 1), at_least("colluders", colluders, 0)
-    if colluders >= clients:
-        raise ConfigError(f"{colluders} of {clients} clients collude: no noise share is left to protect the others")
-    base = adjacency.factor * math.sqrt(at_least("rounds", rounds, 0)) / positive("noise_multiplier", noise_multiplier)
-    return base * math.sqrt(clients / (clients - colluders))
-
-
-def coverage_mu(
-    noise_multiplier: float, clients: int, coverage: Sequence[int], rounds: int = 1, adjacency: Adjacency = _ZERO
-) -> float:
-    """mu of the sums when a coordinate gets noise only from the clients that share it (the paper's masks).
-
-    A coordinate of layer l that a_l clients share has a_l / n of the nominal noise variance, and a client's whole C_l may lie on
-    the least covered one: mu^2 = f^2 (T n / (L sigma^2)) sum_l 1 / a_l, between `central_mu` (a_l = n) and `upload_mu` (a_l = 1).
-
-    Args:
-        noise_multiplier: sigma, > 0. clients: n. coverage: smallest coverage a_l in 1..n of each layer's shared coordinates, the
-            client itself included (its own noise stays). rounds: T >= 0. adjacency: of the guarantee.
-    """
-    clients = at_least("clients", clients, 1)
-    if not coverage or any(a != int(a) or not 1 <= a <= clients for a in coverage):
-        raise ConfigError(f"coverage must list one integer in 1..{clients} a layer, got {list(coverage)[:5]}")
-    mean = math.fsum(1 / a for a in coverage) / len(coverage)
-    return upload_mu(noise_multiplier, clients, rounds, adjacency) * math.sqrt(mean)

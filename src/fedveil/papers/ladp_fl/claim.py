@@ -10,15 +10,12 @@ equations was found, only what abstracts and LaDP-FL say of them (docs/methods/t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammainc, gammaincc, log_softmax
+from scipy.special import gammainc, gammaincc
 
 from fedveil.accounting._numbers import at_least, crossing, non_negative, open_probability, positive, probability
 from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
-from fedveil.errors import ConfigError
 
 
 def constant_as_printed(epsilon: float, delta: float) -> float:
@@ -36,19 +33,6 @@ def constant_as_printed(epsilon: float, delta: float) -> float:
         return (1 + math.sqrt(1 + 2 * epsilon)) / 2
     square = math.log(2 / (math.pi * delta**2))
     return (math.sqrt(square) + math.sqrt(square + 8 * epsilon)) / 4
-
-
-def constant_corrected(epsilon: float, delta: float) -> float:
-    """c / B by the same tail bound without the lost factor: (t + sqrt(t^2 + 2 eps)) / 2, t = max(1, sqrt(ln(2 / (pi delta^2)))).
-
-    With t = c - eps / (2c) the privacy loss exceeds epsilon with probability at most 1 - Phi(t) <= phi(t) / t <= delta / 2.
-
-    Args:
-        epsilon: > 0. delta: in (0, 1).
-    """
-    epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
-    tail = max(1.0, math.sqrt(max(0.0, math.log(2 / math.pi) - 2 * math.log(delta))))
-    return (tail + math.sqrt(tail * tail + 2 * epsilon)) / 2
 
 
 def delta_as_printed(epsilon: float, delta: float) -> float:
@@ -125,18 +109,6 @@ def scale_leak_delta(dimension: int, ratio: float, epsilon: float) -> float:
 def _weighted(epsilon: float, probability: float) -> float:
     """e^epsilon times a probability, 0 where that underflows."""
     return math.exp(epsilon + math.log(probability)) if probability > 0 else 0.0
-
-
-def softmax_kl(first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64]) -> float:
-    """KL divergence in nats between the softmax of two flat weight vectors: the paper's privacy estimate before clipping to B.
-
-    Source: LaDP-FL, Algorithm 3.
-    """
-    p, q = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if p.shape != q.shape or p.ndim != 1 or not (np.all(np.isfinite(p)) and np.all(np.isfinite(q))):
-        raise ConfigError(f"two finite flat vectors of one length are needed, got shapes {p.shape} and {q.shape}")
-    log_p, log_q = log_softmax(p), log_softmax(q)
-    return max(0.0, float(np.exp(log_p) @ (log_p - log_q)))
 
 
 def nbafl_upload_std(epsilon: float, delta: float, clip: float, records: int, exposures: int) -> float:

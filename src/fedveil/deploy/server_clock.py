@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 
 from fedveil.deploy.flower_api import clock_tolerance
 
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _COARSE = 1.5
 """Possible error in seconds of a clock that is read over the network: it reports whole seconds."""
 
@@ -26,7 +26,7 @@ def server_clock(host: str, port: int) -> float | None:
     answer = b""
     with suppress(OSError, ValueError, IndexError):
         with (
-            socket.create_connection((host.strip("[]"), port), timeout=_PATIENCE) as plain,
+            socket.create_connection((host.strip("[]"), port), timeout=_TIMEOUT) as plain,
             context.wrap_socket(plain, server_hostname=host.strip("[]")) as connection,
         ):
             connection.sendall(b"GET / HTTP/1.1\r\nhost: server\r\nconnection: close\r\n\r\n")

@@ -39,7 +39,7 @@ def fit(federation: Federation, engine: Engine, progress: Progress, *callbacks: 
     Returns:
         The reason why the run ended early, or an empty string.
     """
-    with _older_objects_kept(), engine:
+    with _older_objects_frozen(), engine:
         while progress.round < federation.setting.rounds:
             if len(progress.spent) == federation.setting.clients:
                 return "every client's budget is spent: stop with the last model, or plan more noise next time"
@@ -71,7 +71,7 @@ def _nobody_trains(federation: Federation, progress: Progress) -> str:
 
 
 @contextmanager
-def _older_objects_kept() -> Iterator[None]:
+def _older_objects_frozen() -> Iterator[None]:
     """Exempt objects from before the run, a few hundred thousand with torch, from garbage collection while it lasts.
 
     Garbage is collected first: unfrozen objects count as old, and in a process with many short runs the collector never reaches

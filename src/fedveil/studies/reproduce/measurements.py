@@ -123,7 +123,7 @@ def of_inversion(
     """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
 
     Args:
-        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack_run`).
+        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (`fedveil.attacks.attack_run`).
         knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
     """
     if not issubclass(ATTACKS.find(attack, "measure.attack"), GradientMatching):

@@ -129,7 +129,7 @@ def verify(
     with reading_progress() as progress:
         found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
     if against is not None:
-        from fedveil.deploy.client_ledger import compared
+        from fedveil.experiment.two_ledgers import compared
 
         found = found._replace(findings=(*found.findings, *compared(run, against)))
     if as_json:

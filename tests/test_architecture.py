@@ -49,31 +49,6 @@ ROOMS = (
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 
-TO_REGISTER = (
-    "fedveil.experiment.config_files imports fedveil.papers.paper_files",
-    "fedveil.methods.method_table imports fedveil.papers.aldp_fl.baselines",
-    "fedveil.methods.method_table imports fedveil.papers.aldp_fl.method",
-    "fedveil.methods.method_table imports fedveil.papers.convergent_dp.method",
-    "fedveil.methods.method_table imports fedveil.papers.fedanc.baselines",
-    "fedveil.methods.method_table imports fedveil.papers.fedanc.method",
-    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.fisher_baselines",
-    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.method",
-    "fedveil.methods.method_table imports fedveil.papers.fedglp_adp.sparse_baselines",
-    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.adapldp",
-    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.baselines",
-    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.method",
-    "fedveil.methods.method_table imports fedveil.papers.ladp_fl.noise_schedules",
-    "fedveil.methods.projected imports fedveil.papers.convergent_dp.claim",
-    "fedveil.report.explorer imports fedveil.papers.paper_files",
-    "fedveil.studies.reproduce.measurements imports fedveil.papers.convergent_dp.measurements",
-    "fedveil.studies.reproduce.measurements imports fedveil.papers.ladp_fl.measurements",
-    "fedveil.studies.reproduce.recipe_files imports fedveil.papers.paper_files",
-    "fedveil.cli.app imports fedveil.deploy.commands",
-    "fedveil.cli.view_commands imports fedveil.deploy.client_ledger",
-    "fedveil.experiment.run imports fedveil.deploy.grid_engine",
-)
-"""Arrows up that registration replaces."""
-
 
 def imports(file: ast.Module, modules: set[str], *, places: bool = True) -> set[str]:
     """Those of `modules` that a file imports anywhere: at its top, in functions, for type checking; and by `places`.
@@ -131,7 +106,7 @@ def test_the_page_lists_the_rooms_in_this_order() -> None:
 
 
 def test_no_room_imports_a_higher_one(graph: dict[str, set[str]]) -> None:
-    assert upward(graph) == sorted(TO_REGISTER)
+    assert upward(graph) == []
     assert graph["fedveil"] == set(), "import fedveil is quick: its names load what they need when first used"
     table = ast.walk(tree(SOURCE / "methods/method_table.py"))
     assert not [node for node in table if isinstance(node, ast.Import | ast.ImportFrom)], "read to find a name"

@@ -37,6 +37,7 @@ _WHERE = {
     "TokenPrediction": "fedveil.tasks.token_prediction",
     "Survival": "fedveil.tasks.survival",
     "Column": "fedveil.tasks.task",
+    "register": "fedveil.experiment.plugins",
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.experiment.published_copy",
     "verification": "fedveil.experiment.verification",
@@ -60,8 +61,9 @@ _WHERE = {
 
 
 def _places() -> dict[str, str]:
-    """Where each name is; the classes of the methods are where their table says."""
+    """Where each name is; the classes of the methods are where their tables say."""
     table = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
+    table = table | importlib.import_module("fedveil.registry").built_in("method")
     return _WHERE | {place.partition(":")[2]: place for place in table.values()}
 
 

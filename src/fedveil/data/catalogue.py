@@ -118,7 +118,11 @@ _KNOWN = {
     )
 }  # fmt: skip
 CATALOGUE: Registry[Info] = Registry(
-    "data.name", "data set", _KNOWN, "one of your own needs its file in run.plugins, or its files in data.source"
+    "data.name",
+    "data set",
+    _KNOWN,
+    "one of your own needs its file in run.plugins, or its files in data.source",
+    kind="data",
 )
 
 

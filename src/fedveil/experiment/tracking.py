@@ -1,6 +1,5 @@
 """Trackers, which follow a run round by round, and the values that they get.
 
-A tracker is found through the entry points of its group, so that a package of one's own can bring one.
 What it is told is what the run directory holds: training losses and clients' accuracies in it are computed from private data
 without noise, so a tracker must be as private as the run directory.
 """
@@ -13,13 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fedveil.errors import FedveilError, unknown
+from fedveil.errors import FedveilError
 from fedveil.experiment.config import flat
 from fedveil.experiment.run_directory import layer_cells, present
+from fedveil.experiment.sections import TRACKERS
 from fedveil.federation.history import Columns
 
 if TYPE_CHECKING:
@@ -104,11 +103,8 @@ def tracker_named(name: str) -> Tracker:
     Raises:
         ConfigError: no installed package brings it.
     """
-    found = entry_points(group="fedveil.trackers")
-    if name not in found.names:
-        raise unknown("run.track", name, "tracker", sorted(found.names))
-    make: Callable[[], Tracker] = found[name].load()
-    return make()
+    tracker: Tracker = TRACKERS.find(name)()
+    return tracker
 
 
 @contextmanager

@@ -138,7 +138,7 @@ class OwnModel:
     options: type[BaseModel] | None = None
 
 
-OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {})
+OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {}, make=OwnModel)
 
 
 def register_model(name: str, options: type[BaseModel] | None = None) -> Callable[[Make], Make]:

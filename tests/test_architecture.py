@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
 LANGUAGES = (".py", ".js", ".css", ".html")
 ROOMS = (
+    "moved",
     "verify",
     "errors",
     "registry",
@@ -47,7 +48,8 @@ ROOMS = (
     "papers",
     "deploy",
 )
-"""From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
+"""From low to high: a room imports only rooms before it. `fedveil/__init__.py` imports the lowest alone;
+`fedveil/__main__.py` is above all."""
 
 
 def imports(file: ast.Module, modules: set[str], *, places: bool = True) -> set[str]:
@@ -70,7 +72,7 @@ def imports(file: ast.Module, modules: set[str], *, places: bool = True) -> set[
 
 def order(module: str) -> int:
     """How high a module's room is."""
-    return ("fedveil", *ROOMS, "__main__").index(module.split(".")[1] if "." in module else module)
+    return (ROOMS[0], "fedveil", *ROOMS[1:], "__main__").index(module.split(".")[1] if "." in module else module)
 
 
 def upward(graph: dict[str, set[str]]) -> list[str]:
@@ -107,7 +109,7 @@ def test_the_page_lists_the_rooms_in_this_order() -> None:
 
 def test_no_room_imports_a_higher_one(graph: dict[str, set[str]]) -> None:
     assert upward(graph) == []
-    assert graph["fedveil"] == set(), "import fedveil is quick: its names load what they need when first used"
+    assert graph["fedveil"] == {"fedveil.moved"}, "import fedveil is quick: its names load what they need when first used"
     table = ast.walk(tree(SOURCE / "methods/method_table.py"))
     assert not [node for node in table if isinstance(node, ast.Import | ast.ImportFrom)], "read to find a name"
 

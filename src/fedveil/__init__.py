@@ -6,7 +6,10 @@ The names below load what they need when first used, so that `import fedveil` is
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+from fedveil.moved import Moved
 
 __version__ = "0.3.0.dev0"
 
@@ -58,6 +61,8 @@ _WHERE = {
     "BudgetExhausted": "fedveil.errors",
     "LedgerError": "fedveil.errors",
 }
+
+sys.meta_path.insert(0, Moved())
 
 
 def _places() -> dict[str, str]:

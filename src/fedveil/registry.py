@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import cache, cached_property
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
@@ -100,21 +101,12 @@ class Registry(MutableMapping[str, Kind]):
     Args:
         key: of the configuration that names one, such as "method.name". what: it is, such as "method".
         entries: fedveil's own, or the places "module:attribute" where they are.
-        own: what a user does about one of their own, said where a name is unknown.
-        kind: of `KINDS`, if it is another word than `what`. make: an entry from what a place of another distribution holds.
+        own: what a user does about one of their own, said where a name is unknown; they are decorated with `fedveil.register`.
+        kind: of `KINDS`, if it is another word than `what`.
     """
 
-    def __init__(
-        self,
-        key: str,
-        what: str,
-        entries: Mapping[str, Kind | str],
-        own: str = "",
-        *,
-        kind: str = "",
-        make: Callable[[Any], Kind] | None = None,
-    ) -> None:
-        self.key, self.what, self.own, self.kind, self._make = key, what, own, kind or what, make
+    def __init__(self, key: str, what: str, entries: Mapping[str, Kind | str], own: str = "", kind: str = "") -> None:
+        self.key, self.what, self.own, self.kind = key, what, own, kind or what
         self._entries: dict[str, Kind | str] = {**entries, **built_in(self.kind)}
         self._places = {name: place for name, place in self._entries.items() if isinstance(place, str)}
         self._fedveils = frozenset(self._entries)
@@ -159,16 +151,17 @@ class Registry(MutableMapping[str, Kind]):
             claimed = " and by ".join(map(owner, points))
             raise ConfigError(f"{self.key} = {name!r} is registered by {claimed}: uninstall one of them")
         point = points[0]
+        what = f"{self.key} = {name!r}: {point.value} of {owner(point)}"
         try:
             found = point.load()
         except FedveilError:
             raise
         except Exception as error:
-            what = f"{self.key} = {name!r}: {point.value} of {owner(point)}"
             raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
-        PLUGIN_FILES.add(str(getattr(importlib.import_module(point.module), "__file__", "")))
-        if name not in self._entries:  # a decorator there may have registered it
-            self._entries[name] = found if self._make is None else self._make(found)
+        PLUGIN_FILES.add(str(sys.modules[point.module].__file__))
+        if self.own and name not in self._entries:
+            raise ConfigError(f"{what} does not register that {self.what}: decorate it with fedveil.register")
+        self._entries.setdefault(name, found)
         return self[name]
 
     def ready(self, name: str) -> bool:

@@ -59,7 +59,7 @@ def _values(key: str) -> list[str]:
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.partition_options import PARTITIONS
     from fedveil.experiment.config import Config
-    from fedveil.experiment.sections import TRACKERS
+    from fedveil.experiment.tracking import TRACKERS
     from fedveil.methods.method_registry import METHODS
     from fedveil.models.model_registry import MODELS
     from fedveil.tasks.task_registry import TASKS

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.data.catalogue import Info
 from fedveil.data.features import FEATURES, FeatureMap
-from fedveil.data.load import register as register_data
 from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError, nearest
 from fedveil.methods import method_registry
 from fedveil.methods.base import MethodConfig
@@ -31,10 +30,16 @@ if TYPE_CHECKING:
     from fedveil.experiment.sections import DataSection, PublicSection
 
 
+def _register_data(info: Info) -> Callable[[Any], Any]:
+    from fedveil.data.load import register
+
+    return register(info)
+
+
 REGISTRARS: dict[type, Callable[[Any], Any]] = {
     MethodConfig: method_registry.register,
     Task: register_task,
-    Info: register_data,
+    Info: _register_data,
     str: register_model,
 }
 """What registers a class that derives from each, or an object of it."""

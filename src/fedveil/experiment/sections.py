@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
@@ -21,7 +21,6 @@ from fedveil.mechanism.grid import MAX_BITS
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import FinalModel, NoiseCohort
-from fedveil.registry import Registry
 from fedveil.release.release_layout import EvaluationCounts
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
@@ -267,10 +266,6 @@ class Privacy(Section):
         return None if budget is None else whole_path(budget)
 
 
-TRACKERS: Registry[Callable[[], Any]] = Registry("run.track", "tracker", {})
-"""What makes each tracker (`fedveil.experiment.tracking.Tracker`)."""
-
-
 class RunSection(Section):
     """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
 
@@ -300,13 +295,6 @@ class RunSection(Section):
     def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Paths made absolute, so that a run directory finds them again."""
         return tuple(whole_path(p) if p.endswith(".py") else p for p in plugins)
-
-    @field_validator("track")
-    @classmethod
-    def _known_tracker(cls, track: tuple[str, ...]) -> tuple[str, ...]:
-        for name in track:
-            TRACKERS.require(name)
-        return track
 
 
 class PluginMethod(MethodConfig):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from fedveil.errors import FedveilError
 from fedveil.experiment.config import flat
 from fedveil.experiment.run_directory import layer_cells, present
-from fedveil.experiment.sections import TRACKERS
 from fedveil.federation.history import Columns
+from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Row
@@ -97,14 +97,16 @@ class Tracker(Protocol):
         ...
 
 
+TRACKERS: Registry[Callable[[], Tracker]] = Registry("run.track", "tracker", {})
+
+
 def tracker_named(name: str) -> Tracker:
     """A new tracker of that name, as `run.track` gives it.
 
     Raises:
         ConfigError: no installed package brings it.
     """
-    tracker: Tracker = TRACKERS.find(name)()
-    return tracker
+    return TRACKERS.find(name)()
 
 
 @contextmanager

@@ -14,26 +14,8 @@ from fedveil.registry import Registry
 
 Kind = TypeVar("Kind", bound=MethodConfig)
 
-
-def whole(kind: type[Kind]) -> type[Kind]:
-    """Return a configuration class that is a method.
-
-    Raises:
-        ConfigError: a part of `Method` is missing.
-    """
-    parts = [part for part in vars(Method) if not part.startswith("_")]
-    missing = [part for part in parts if not hasattr(kind, part) and part not in kind.model_fields]
-    if kind.release is MethodConfig.release:
-        missing.append("release")
-    name = kind.model_fields["name"].default if "name" in kind.model_fields else None
-    if missing or not isinstance(name, str):
-        lacks = ", ".join(missing) or 'name: Literal["..."] = "..."'
-        raise ConfigError(f"{kind.__qualname__} is not a method yet: it lacks {lacks} (see fedveil.methods.base.Method)")
-    return kind
-
-
 METHODS: Registry[type[MethodConfig]] = Registry(
-    "method.name", "method", METHOD_TABLE, "a method of your own needs its file in run.plugins", make=whole
+    "method.name", "method", METHOD_TABLE, "a method of your own needs its file in run.plugins"
 )
 
 
@@ -43,7 +25,15 @@ def register(kind: type[Kind]) -> type[Kind]:
     Raises:
         ConfigError: a part of `Method` is missing, or another method has the name.
     """
-    METHODS.add(whole(kind).model_fields["name"].default, kind, kind)
+    parts = [part for part in vars(Method) if not part.startswith("_")]
+    missing = [part for part in parts if not hasattr(kind, part) and part not in kind.model_fields]
+    if kind.release is MethodConfig.release:
+        missing.append("release")
+    name = kind.model_fields["name"].default if "name" in kind.model_fields else None
+    if missing or not isinstance(name, str):
+        lacks = ", ".join(missing) or 'name: Literal["..."] = "..."'
+        raise ConfigError(f"{kind.__qualname__} is not a method yet: it lacks {lacks} (see fedveil.methods.base.Method)")
+    METHODS.add(name, kind, kind)
     return kind
 
 

@@ -13,27 +13,6 @@ from fedveil.tasks.task import Column, Task
 
 Kind = TypeVar("Kind", bound=Task)
 
-
-def whole(kind: type[Kind]) -> type[Kind]:
-    """Return a class that is a task.
-
-    Raises:
-        ConfigError: it has no name or no loss.
-    """
-    name = kind.model_fields["name"].default
-    if "metrics" in kind.model_fields:
-        raise ConfigError(f"{kind.__qualname__} is not a task yet: `metrics` is no constant: leave its annotation out")
-    lacking = [column for column in kind.metrics if not isinstance(column, Column)]
-    if lacking or (kind.metrics and kind.scores is Task.scores):
-        raise ConfigError(
-            f"{kind.__qualname__} is not a task yet: its metrics have to be of fedveil.Column, and `scores` has to return them"
-        )
-    if not isinstance(name, str) or (kind.losses is Task.losses and kind.loss is Task.loss):
-        lacks = "`losses`" if isinstance(name, str) else 'name: str = "..."'
-        raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
-    return kind
-
-
 TASKS: Registry[type[Task]] = Registry(
     "task.name",
     "task",
@@ -47,7 +26,6 @@ TASKS: Registry[type[Task]] = Registry(
         "survival": "fedveil.tasks.survival:Survival",
     },
     "a task of your own needs its file in run.plugins",
-    make=whole,
 )
 
 
@@ -57,7 +35,18 @@ def register_task(kind: type[Kind]) -> type[Kind]:
     Raises:
         ConfigError: it has no name or no loss, or another task has the name.
     """
-    TASKS.add(whole(kind).model_fields["name"].default, kind, kind)
+    name = kind.model_fields["name"].default
+    if "metrics" in kind.model_fields:
+        raise ConfigError(f"{kind.__qualname__} is not a task yet: `metrics` is no constant: leave its annotation out")
+    lacking = [column for column in kind.metrics if not isinstance(column, Column)]
+    if lacking or (kind.metrics and kind.scores is Task.scores):
+        raise ConfigError(
+            f"{kind.__qualname__} is not a task yet: its metrics have to be of fedveil.Column, and `scores` has to return them"
+        )
+    if not isinstance(name, str) or (kind.losses is Task.losses and kind.loss is Task.loss):
+        lacks = "`losses`" if isinstance(name, str) else 'name: str = "..."'
+        raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
+    TASKS.add(name, kind, kind)
     return kind
 
 

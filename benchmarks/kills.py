@@ -22,11 +22,11 @@ from pathlib import Path
 
 import tomli_w
 
-from fedveil.deploy.client_ledger import compared
 from fedveil.deploy.network_folder import NetworkFolder, make_client_key, make_network
 from fedveil.deploy.programs import free_port
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.run import run
+from fedveil.experiment.two_ledgers import compared
 from fedveil.verify import verify_run
 
 ROOT = Path(__file__).resolve().parents[1]

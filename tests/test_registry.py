@@ -10,7 +10,6 @@ import pytest
 import fedveil as fv
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
-from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.registry import Registry
 
 
@@ -67,7 +66,7 @@ def test_a_name_belongs_to_one_module() -> None:
     assert len(found) == 3
 
 
-@pytest.mark.parametrize("name", METHOD_TABLE)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_line_of_the_table_is_all_that_a_method_needs_to_be_found(name: str) -> None:
     kind = METHODS[name]
     assert kind.model_fields["name"].default == name

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from fedveil.accounting import last_iterate
 from fedveil.accounting.accountant import calibrate
 from fedveil.accounting.gaussian import classical_noise_multiplier, mu_of, tpr
 from fedveil.accounting.last_iterate import final_mu_constant
@@ -37,8 +38,8 @@ STYLE = {
 def claimed_against_proven(axes: Axes) -> None:
     """Noisy-FedAvg, constant rates: the printed theorem, the exact value of linear losses, and what is proven."""
     rate, clip, steps, clients, sigma, smooth, diameter = 0.01, 1.0, 5, 50, 0.05, 0.1, 0.5
-    gamma = noisy_fedavg.shift([rate] * steps, clip, clients)
-    rho, std = noisy_fedavg.lipschitz([rate] * steps, smooth), sigma / math.sqrt(clients)
+    gamma = last_iterate.shift([rate] * steps, clip, clients)
+    rho, std = last_iterate.lipschitz([rate] * steps, smooth), sigma / math.sqrt(clients)
     rounds = np.unique(np.geomspace(1, 20_000, 160).astype(int))
     run = {"learning_rate": rate, "clip": clip, "steps": steps, "smoothness": smooth, "clients": clients, "noise_std": sigma}
     claimed = [noisy_fedavg.FedAvgClaim(StepRates.CONSTANT, rounds=int(t), **run).mu for t in rounds]

@@ -6,7 +6,10 @@ The names below load what they need when first used, so that `import fedveil` is
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
+
+from fedveil.moved import Moved
 
 __version__ = "0.3.0.dev0"
 
@@ -37,6 +40,7 @@ _WHERE = {
     "TokenPrediction": "fedveil.tasks.token_prediction",
     "Survival": "fedveil.tasks.survival",
     "Column": "fedveil.tasks.task",
+    "register": "fedveil.experiment.plugins",
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.experiment.published_copy",
     "verification": "fedveil.experiment.verification",
@@ -58,10 +62,13 @@ _WHERE = {
     "LedgerError": "fedveil.errors",
 }
 
+sys.meta_path.insert(0, Moved())
+
 
 def _places() -> dict[str, str]:
-    """Where each name is; the classes of the methods are where their table says."""
+    """Where each name is; the classes of the methods are where their tables say."""
     table = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
+    table = table | importlib.import_module("fedveil.registry").built_in("method")
     return _WHERE | {place.partition(":")[2]: place for place in table.values()}
 
 

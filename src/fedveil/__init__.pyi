@@ -23,6 +23,7 @@ from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import configure as configure
 from fedveil.experiment.config import replace as replace
 from fedveil.experiment.config_files import load_config as load_config
+from fedveil.experiment.plugins import register as register
 from fedveil.experiment.published_copy import publish as publish
 from fedveil.experiment.run import run
 from fedveil.experiment.sections import LocalOptimizer

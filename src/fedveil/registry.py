@@ -1,14 +1,98 @@
-"""Things by name: fedveil's own, each imported when it is first looked up, and those that a project of one's own registers."""
+"""Things by name: fedveil's own, those of installed distributions, and those that a plugin registers; imported when looked up."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, MutableMapping
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from functools import cache, cached_property
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
-from fedveil.errors import ConfigError, unknown
+from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError, unknown
 
 Kind = TypeVar("Kind")
+_log = logging.getLogger(__name__)
+
+TABLES = (
+    "fedveil.report",
+    "fedveil.papers.ladp_fl",
+    "fedveil.papers.fedglp_adp",
+    "fedveil.papers.convergent_dp",
+    "fedveil.papers.fedanc",
+    "fedveil.papers.aldp_fl",
+    "fedveil.papers.utility",
+    "fedveil.deploy",
+)
+"""Modules of fedveil with a table `REGISTERED`, from "KIND.NAME" to a place; importing one imports nothing else."""
+
+GROUP = "fedveil"
+"""The group of entry points of other distributions, which have the same names and values as these tables."""
+
+KINDS = ("method", "task", "model", "data", "attack", "chart", "measure", "engine", "tracker", "command", "files")
+
+
+@cache
+def built_in(kind: str) -> Mapping[str, str]:
+    """Return the places of fedveil's own things of a kind by name, without those of packages that were left out."""
+    found: dict[str, str] = {}
+    for table in TABLES:
+        try:
+            registered = importlib.import_module(table).REGISTERED
+        except ModuleNotFoundError:  # the papers, or the deployment, are not installed
+            continue
+        found |= {name.partition(".")[2]: place for name, place in registered.items() if name.startswith(f"{kind}.")}
+    return found
+
+
+@cache
+def _points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=GROUP))
+
+
+def installed(kind: str) -> dict[str, list[EntryPoint]]:
+    """Return what other distributions register of a kind, by name; nothing of it is imported.
+
+    Raises:
+        ConfigError: an entry point of no kind.
+    """
+    found: dict[str, list[EntryPoint]] = {}
+    for point in _points():
+        name = point.name.partition(".")
+        if name[0] not in KINDS or not name[2]:
+            kinds = ", ".join(KINDS)
+            raise ConfigError(f"entry point {point.name!r} of {owner(point)}: its name must be KIND.NAME, with a KIND of {kinds}")
+        if name[0] == kind:
+            found.setdefault(name[2], []).append(point)
+    return found
+
+
+def distributions_of(modules: Iterable[str]) -> list[Distribution]:
+    """Return the distributions that register something in these modules."""
+    return [point.dist for module in modules for point in _points() if point.module == module and point.dist is not None]
+
+
+def owner(point: EntryPoint) -> str:
+    """Return the distribution of an entry point, with its version."""
+    return "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+@cache
+def registered_files(pattern: str) -> Mapping[str, Path]:
+    """Return the files with that pattern, such as "presets/*/*.toml", in the packages that are registered as files.
+
+    A file's name is its path below the first folder, such as METHOD/ROW; of two files of one name the first one counts.
+    """
+    modules = [*built_in("files").values(), *(point.value for points in installed("files").values() for point in points)]
+    found: dict[str, Path] = {}
+    for spec in filter(None, map(importlib.util.find_spec, modules)):
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder).glob(pattern)):
+                found.setdefault("/".join(path.relative_to(folder).with_suffix("").parts[1:]), path)
+    return found
 
 
 class Registry(MutableMapping[str, Kind]):
@@ -17,15 +101,19 @@ class Registry(MutableMapping[str, Kind]):
     Args:
         key: of the configuration that names one, such as "method.name". what: it is, such as "method".
         entries: fedveil's own, or the places "module:attribute" where they are.
-        own: what a user does about one of their own, said where a name is unknown.
+        own: what a user does about one of their own, said where a name is unknown; they are decorated with `fedveil.register`.
+        kind: of `KINDS`, if it is another word than `what`.
     """
 
-    def __init__(self, key: str, what: str, entries: Mapping[str, Kind | str], own: str = "") -> None:
-        self.key, self.what, self.own = key, what, own
-        self._entries: dict[str, Kind | str] = dict(entries)
-        self._places = {name: place for name, place in entries.items() if isinstance(place, str)}
+    def __init__(self, key: str, what: str, entries: Mapping[str, Kind | str], own: str = "", kind: str = "") -> None:
+        self.key, self.what, self.own, self.kind = key, what, own, kind or what
+        self._entries: dict[str, Kind | str] = {**entries, **built_in(self.kind)}
+        self._places = {name: place for name, place in self._entries.items() if isinstance(place, str)}
+        self._fedveils = frozenset(self._entries)
 
     def __getitem__(self, name: str) -> Kind:
+        if name not in self._entries:
+            return self._imported(name, self._others[name])
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -41,16 +129,51 @@ class Registry(MutableMapping[str, Kind]):
         self._places.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self._others
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter([*self._entries, *(name for name in self._others if name not in self._entries)])
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(list(iter(self)))
 
-    def find(self, name: str, key: str = "") -> Kind:
-        """What has this name.
+    @cached_property
+    def _others(self) -> dict[str, list[EntryPoint]]:
+        """What other distributions register, read when a name is not fedveil's own."""
+        found = installed(self.kind)
+        for name in self._fedveils & found.keys():
+            claimed = " and ".join(map(owner, found.pop(name)))
+            _log.warning("%s = %r is fedveil's own: the %s of that name of %s is not used", self.key, name, self.what, claimed)
+        return found
+
+    def _imported(self, name: str, points: list[EntryPoint]) -> Kind:
+        if len(points) > 1:
+            claimed = " and by ".join(map(owner, points))
+            raise ConfigError(f"{self.key} = {name!r} is registered by {claimed}: uninstall one of them")
+        point = points[0]
+        what = f"{self.key} = {name!r}: {point.value} of {owner(point)}"
+        try:
+            found = point.load()
+        except FedveilError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+        PLUGIN_FILES.add(str(sys.modules[point.module].__file__))
+        if self.own and name not in self._entries:
+            raise ConfigError(f"{what} does not register that {self.what}: decorate it with fedveil.register")
+        self._entries.setdefault(name, found)
+        return self[name]
+
+    def ready(self, name: str) -> bool:
+        """Return whether looking a name up imports no code of another distribution."""
+        return name in self._entries
+
+    def distributions(self, name: str) -> list[EntryPoint]:
+        """Return the entry points of other distributions that register a name which is not fedveil's own."""
+        return [] if name in self._fedveils else self._others.get(name, [])
+
+    def require(self, name: str, key: str = "") -> None:
+        """Refuse a name that nothing has; nothing is imported.
 
         Args:
             key: that gave the name, if it is another than the registry's.
@@ -60,6 +183,17 @@ class Registry(MutableMapping[str, Kind]):
         """
         if name not in self:
             raise unknown(key or self.key, name, self.what, self, self.own)
+
+    def find(self, name: str, key: str = "") -> Kind:
+        """Return what has this name.
+
+        Args:
+            key: that gave the name, if it is another than the registry's.
+
+        Raises:
+            ConfigError: nothing has it.
+        """
+        self.require(name, key)
         return self[name]
 
     def add(self, name: str, kind: Kind, code: Any) -> None:
@@ -69,7 +203,13 @@ class Registry(MutableMapping[str, Kind]):
             ConfigError: another has the name.
         """
         module, _, title = self._places.get(name, "").partition(":")
-        if name in self and module != code.__module__:
-            owner = f"{title} of {module}" if title else f"a {self.what} of fedveil"
-            raise ConfigError(f"the name {name!r} of {code.__qualname__} belongs to {owner}: choose another")
+        points, package = self.distributions(name), code.__module__.partition(".")[0]
+        if name in self._entries and module != code.__module__:
+            belongs = f"{title} of {module}" if title else f"a {self.what} of fedveil"
+        elif points and package not in {point.module.partition(".")[0] for point in points}:
+            belongs = " and ".join(map(owner, points))
+        else:
+            belongs = ""
+        if belongs:
+            raise ConfigError(f"the name {name!r} of {code.__qualname__} belongs to {belongs}: choose another")
         self._entries[name], self._places[name] = kind, f"{code.__module__}:{code.__qualname__}"

@@ -29,7 +29,7 @@ def _gammas(
     schedule: StepRates, mu: float, clip: float, steps: int, rounds: int, clients: int, alpha: float = 0.0
 ) -> list[float]:
     rates = noisy_fedavg.learning_rates(schedule, mu, steps, rounds)
-    return [noisy_fedavg.shift(row, clip, clients, proximal=alpha) for row in rates]
+    return [last_iterate.shift(row, clip, clients, proximal=alpha) for row in rates]
 
 
 def _exact_linear() -> float:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config_files import load_config
-from fedveil.papers.paper_files import paper_files
+from fedveil.experiment.config_files import load_config, presets
 
 METHODS = (
     "ladp-fl",
@@ -25,7 +24,7 @@ METHODS = (
     "gfl-aldpa",
     "adap-dp-fl",
 )
-PRESETS = [path for name, path in paper_files("presets").items() if name.partition("/")[0] in METHODS]
+PRESETS = [path for name, path in presets().items() if name.partition("/")[0] in METHODS]
 
 
 def test_every_method_has_presets() -> None:

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from federation_runs import config
 from fedveil.cli.app import app
-from fedveil.deploy.client_ledger import compared
 from fedveil.deploy.consent import Consent
 from fedveil.deploy.demo_network import BESIDE, consent_to, demo
 from fedveil.deploy.deployed_data import public_part
@@ -26,6 +25,7 @@ from fedveil.errors import ConfigError, LedgerError
 from fedveil.experiment.resolve import resolve
 from fedveil.experiment.run import run
 from fedveil.experiment.run_directory import write_config
+from fedveil.experiment.two_ledgers import compared
 from fedveil.experiment.verification import verification
 from fedveil.ledger.files import head_path, head_record
 from fedveil.ledger.ledger import Ledger

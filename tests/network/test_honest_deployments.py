@@ -14,7 +14,6 @@ import pytest
 from federation_runs import config as base
 from federation_runs import every_method
 from fedveil.accounting.types import Unbounded
-from fedveil.deploy.client_ledger import compared
 from fedveil.deploy.consent import Consent
 from fedveil.deploy.demo_network import consent_to
 from fedveil.deploy.deployed_data import public_part
@@ -23,6 +22,7 @@ from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.experiment.resolve import resolve
+from fedveil.experiment.two_ledgers import compared
 from fedveil.experiment.verification import verification
 from fedveil.ledger.ledger import Ledger
 from joined_clients import Machines, consent, served

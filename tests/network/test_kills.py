@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from federation_runs import bits, config
-from fedveil.deploy.client_ledger import compared
 from fedveil.deploy.round_messages import ReleaseMessage, read_reply, read_task
 from fedveil.experiment.result import Result
 from fedveil.experiment.run import run
+from fedveil.experiment.two_ledgers import compared
 from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.ledger.ledger import Ledger
 from joined_clients import Machines, consent, served

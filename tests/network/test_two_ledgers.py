@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from federation_runs import config
 from fedveil.accounting.types import Gaussian
 from fedveil.cli.app import app
-from fedveil.deploy.client_ledger import compared
+from fedveil.experiment.two_ledgers import compared
 from fedveil.ledger.budgeted_ledger import named_bits
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.files import head_path

@@ -28,7 +28,7 @@ from fedveil.papers.fedglp_adp import claim as baselines
 from fedveil.papers.fedglp_adp import claim as fedglp
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon
 from fedveil.papers.ladp_fl import claim as ladp
-from fedveil.papers.paper_files import paper_notes
+from fedveil.registry import registered_files
 from fedveil.report.explorer import explorer_methods, explorer_values
 from fedveil.report.web_page import web_file
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -186,7 +186,7 @@ def test_composition_over_a_grid(ask: Ask, adjacency: Adjacency) -> None:
 
 def test_every_claim_has_its_formula_and_its_scope(ask: Ask) -> None:
     methods = explorer_methods()
-    assert {"silo-dp-sgd", "dp-fedavg", *paper_notes()} <= set(methods) <= {*METHODS, "silo-dp-sgd"}
+    assert {"silo-dp-sgd", "dp-fedavg", *registered_files("notes/*.toml")} <= set(methods) <= {*METHODS, "silo-dp-sgd"}
     assert not {"fedavg", "banded-mf"} & set(methods), "what adds no noise, or correlated noise"
     assert set(ask("Object.keys(C.CLAIMS)")) == {name for name, method in methods.items() if method["claim"]}
     for name, method in methods.items():
@@ -263,7 +263,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
     for name, schedule in (("constant", StepRates.CONSTANT), ("stage", StepRates.STAGE_WISE)):
         mu = noisy_fedavg.FedAvgClaim(schedule, learning_rate=0.05, steps=6, **shared).mu
         close(claimed(family="noisy-fedavg", schedule=name), gaussian.epsilon_of(mu, d))
-    travel = noisy_fedavg.shift([0.05] * 6, 1.0, 1, proximal=3.0, adjacency=Adjacency.ZERO_OUT)
+    travel = last_iterate.shift([0.05] * 6, 1.0, 1, proximal=3.0, adjacency=Adjacency.ZERO_OUT)
     mu = noisy_fedavg.claim_fedprox(**{**shared, "clip": 0.7 / travel}, proximal=3.0)
     close(claimed(family="noisy-fedprox"), gaussian.epsilon_of(mu, d))
     assert ask(f"F.claim({setting(family='noisy-fedprox', prox=1.5)}).why") == "the theorem needs α > L"
@@ -272,7 +272,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
 def test_linear_losses_exceed_the_claim_and_meet_the_proof(ask: Ask) -> None:
     p = setting(family="noisy-fedavg")
     claimed, proven, attained = ask(f"[F.claim({p}).epsilon, F.proven({p}), F.isAttained({p}) && F.attained({p}, 50)]")
-    shifts = [noisy_fedavg.shift([0.05] * 6, 0.7 / 0.3, 100)] * 50
+    shifts = [last_iterate.shift([0.05] * 6, 0.7 / 0.3, 100)] * 50
     mu = noisy_fedavg.linear_loss_mu(shifts, 100, 3.0 * 0.7 / math.sqrt(99))
     close(attained, gaussian.epsilon_of(mu, 1e-6))
     close(proven, gaussian.epsilon_of(mu * math.sqrt(100 / 99), 1e-6))  # a fellow client knows one noise of a hundred
@@ -283,7 +283,7 @@ def test_linear_losses_exceed_the_claim_and_meet_the_proof(ask: Ask) -> None:
 def test_projected_last_model_equals_the_reference(ask: Ask, family: str) -> None:
     for rounds, diameter, smooth in ((1, 0.1, 2.0), (400, 0.02, 0.1), (4000, 0.3, 0.01)):
         alpha = 3.0 if family == "noisy-fedprox" else 0.0
-        rho = noisy_fedavg.lipschitz([0.05] * 6, smooth, proximal=alpha)
+        rho = last_iterate.lipschitz([0.05] * 6, smooth, proximal=alpha)
         grid = 2.0 ** (math.floor(math.log2(3.0 * 0.7 / 10)) - 24) * math.sqrt(20_000)  # of an upload
         gamma, std = 2 * 0.7 / 100, 3.0 * 0.7 / 100
         last = last_iterate.final_mu_constant(rho, gamma + grid * 1.01 + diameter / 2**20, rounds, diameter, std)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import ndtr
 
+from fedveil.accounting import last_iterate
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, View
 from fedveil.errors import ConfigError
@@ -28,7 +29,7 @@ settings_002 = {"learning_rate": 0.1, "clip": 10.0, "steps": 5, "smoothness": 1.
 
 
 def shifts_002(schedule: StepRates, rounds: int, *, learning_rate: float = 0.1, steps: int = 5) -> list[float]:
-    return [noisy_fedavg.shift(row, 10.0, 50) for row in noisy_fedavg.learning_rates(schedule, learning_rate, steps, rounds)]
+    return [last_iterate.shift(row, 10.0, 50) for row in noisy_fedavg.learning_rates(schedule, learning_rate, steps, rounds)]
 
 
 def harmonic(steps: int) -> float:
@@ -52,7 +53,7 @@ def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_ro
 def test_noisy_fedavg_theorem_4_is_refuted_by_linear_losses() -> None:
     claim = noisy_fedavg.claim_fedprox(clip=10, proximal=1, smoothness=0.5, rounds=600, clients=50, noise_std=1)
     rates = noisy_fedavg.learning_rates(StepRates.CONSTANT, 0.1, 50, 600)
-    attained = noisy_fedavg.linear_loss_mu([noisy_fedavg.shift(row, 10, 50, proximal=1) for row in rates], 50, 1)
+    attained = noisy_fedavg.linear_loss_mu([last_iterate.shift(row, 10, 50, proximal=1) for row in rates], 50, 1)
     assert attained > 10 * claim
     with pytest.raises(ConfigError, match="alpha > L"):
         noisy_fedavg.claim_fedprox(clip=10, proximal=1, smoothness=2, rounds=1, clients=1, noise_std=1)
@@ -72,7 +73,7 @@ def test_noisy_fedavg_linear_loss_value_by_running_the_algorithm() -> None:
             w = (local + sigma * rng.standard_normal(local.shape)).mean(axis=1)
         ends.append(w)
     observed = (ends[1].mean() - ends[0].mean()) / ends[0].std()
-    shifts = [noisy_fedavg.shift([rate] * steps, clip, clients)] * rounds
+    shifts = [last_iterate.shift([rate] * steps, clip, clients)] * rounds
     assert observed == pytest.approx(noisy_fedavg.linear_loss_mu(shifts, clients, sigma), abs=0.02)
     claim = noisy_fedavg.FedAvgClaim(
         StepRates.CONSTANT,
@@ -122,20 +123,20 @@ def test_noisy_fedavg_shift_is_the_worst_sequence_of_gradients(rates: list[float
         for k, rate in enumerate(rates):
             d = (1 - rate * alpha) * d + rate * (2.0 if pattern >> k & 1 else -2.0)
         worst = max(worst, abs(d))
-    assert noisy_fedavg.shift(rates, 1.0, 1, proximal=alpha) == pytest.approx(worst, rel=1e-9)
-    assert noisy_fedavg.shift(rates, 1.0, 1, proximal=alpha, adjacency=ZERO) == pytest.approx(worst / 2, rel=1e-9)
+    assert last_iterate.shift(rates, 1.0, 1, proximal=alpha) == pytest.approx(worst, rel=1e-9)
+    assert last_iterate.shift(rates, 1.0, 1, proximal=alpha, adjacency=ZERO) == pytest.approx(worst / 2, rel=1e-9)
 
 
 def test_noisy_fedavg_lipschitz_constant_is_attained_by_a_concave_quadratic_and_equals_the_closed_form() -> None:
     rates, smooth = [0.1, 0.3, 0.2], 1.5
-    assert noisy_fedavg.lipschitz(rates, smooth) == pytest.approx(math.prod(1 + r * smooth for r in rates))
+    assert last_iterate.lipschitz(rates, smooth) == pytest.approx(math.prod(1 + r * smooth for r in rates))
     alpha = 2.0
     a, b = 1.0, 0.0  # two starts; gradient of -L w^2 / 2 is -L w
     w, v = a, b
     for rate in rates:
         w, v = w - rate * (-smooth * w + alpha * (w - a)), v - rate * (-smooth * v + alpha * (v - b))
-    assert noisy_fedavg.lipschitz(rates, smooth, proximal=alpha) == pytest.approx(abs(w - v))
-    assert noisy_fedavg.lipschitz([0.1] * 400, 0.5, proximal=1.0) == pytest.approx(
+    assert last_iterate.lipschitz(rates, smooth, proximal=alpha) == pytest.approx(abs(w - v))
+    assert last_iterate.lipschitz([0.1] * 400, 0.5, proximal=1.0) == pytest.approx(
         1 / 0.5, rel=1e-6
     )  # the paper's alpha / (alpha - L)
 

@@ -18,6 +18,7 @@ from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.executors.inline import Inline
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config_files import presets as preset_files
 from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
@@ -29,7 +30,6 @@ from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import Planner, releases_to
 from fedveil.methods.setting import Setting
-from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
@@ -255,4 +255,4 @@ def method_releases_mu(method: Method, s: Setting) -> float:
 
 def presets(folder: str) -> Sequence[Path]:
     """The shipped configurations of one method."""
-    return [path for name, path in paper_files("presets").items() if name.startswith(f"{folder}/")]
+    return [path for name, path in preset_files().items() if name.startswith(f"{folder}/")]

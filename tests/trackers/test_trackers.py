@@ -326,9 +326,10 @@ def test_an_absent_library_is_an_error_that_names_the_extra(name: str, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_tracker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"run.track.0 = 'wandb' is not possible.*'tensorboard' or 'mlflow'"):
-        config(run={"track": ["wandb"]})
+def test_an_unknown_tracker_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.track = 'wandb': unknown tracker.*tensorboard, mlflow"):
+        run(config(run={"track": ["wandb"]}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_neither_library_is_imported_unless_asked() -> None:

@@ -26,7 +26,6 @@ from fedveil.experiment.verification import verification
 from fedveil.federation.history import Columns
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.method_registry import METHODS
-from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.verify import statement_checks, verify_run
@@ -125,8 +124,8 @@ def test_no_sum_has_more_participants_than_clients(more: int, tmp_path: Path) ->
 
 
 def test_the_verifier_knows_where_each_built_in_method_adds_its_noise() -> None:
-    assert set(statement_checks._BUILT_IN.split()) == set(METHOD_TABLE)
-    for name, variant in product(METHOD_TABLE, ("published", "proven")):
+    assert set(statement_checks._BUILT_IN.split()) == set(METHODS)
+    for name, variant in product(METHODS, ("published", "proven")):
         try:
             method, s = calibrated_setting(configured(name, variant))
         except ConfigError:  # it has no such variant, or no noise at the door

@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 
 from fedveil.cli import budget_commands, machine_commands, privacy_commands, run_commands, study_commands, view_commands
 from fedveil.cli.command_options import flag, whole_words
-from fedveil.deploy import commands
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
+from fedveil.registry import Registry
 
 
 def broken_pipe_safe(stream: TextIO | None) -> TextIO:
@@ -69,8 +69,27 @@ class _BrokenPipeSafe:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators would only slow it down
 
 
+COMMANDS: Registry[Any] = Registry("command", "command", {})
+"""Functions, and `typer.Typer`s of several commands, that papers, the deployment and other distributions register."""
+
+
 class _Commands(TyperGroup):
     """Group of all commands; for an unknown one the nearest names are listed once, where typer and click would each list them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (own := super().get_command(ctx, cmd_name)) is not None or cmd_name not in COMMANDS:
+            return own
+        found = COMMANDS[cmd_name]
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(pretty_exceptions_enable=False)
+            single.command(cmd_name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -89,20 +108,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-GROUPS = (
-    run_commands,
-    commands,
-    study_commands,
-    privacy_commands,
-    view_commands,
-    view_commands,
-    machine_commands,
-)
+GROUPS = (run_commands, study_commands, privacy_commands, view_commands, machine_commands)
 for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(machine_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
-app.add_typer(commands.net_app, name="net")
 
 
 def _version(wanted: bool) -> None:

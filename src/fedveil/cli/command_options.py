@@ -59,12 +59,13 @@ def _values(key: str) -> list[str]:
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.partition_options import PARTITIONS
     from fedveil.experiment.config import Config
+    from fedveil.experiment.tracking import TRACKERS
     from fedveil.methods.method_registry import METHODS
     from fedveil.models.model_registry import MODELS
     from fedveil.tasks.task_registry import TASKS
 
     named: dict[str, Iterable[str]] = {"data.name": CATALOGUE, "data.partition.kind": PARTITIONS, "model.name": MODELS}
-    named |= {"method.name": METHODS, "task.name": TASKS}
+    named |= {"method.name": METHODS, "task.name": TASKS, "run.track": TRACKERS}
     if key in named:
         return list(named[key])
     kind: Any = Config

@@ -129,7 +129,7 @@ def verify(
     with reading_progress() as progress:
         verified = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
     if against is not None:
-        from fedveil.deploy.client_ledger import compared
+        from fedveil.experiment.two_ledgers import compared
 
         verified = verified._replace(findings=(*verified.findings, *compared(run, against)))
     if as_json:

@@ -107,6 +107,7 @@ CATALOGUE: Registry[Info] = Registry(
     "data set",
     {name: declared.info for name, declared in DATA_SETS.items()},
     "one of your own needs its file in run.plugins, or its files in data.source",
+    kind="data",
 )
 
 

@@ -15,7 +15,6 @@ from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides,
 if TYPE_CHECKING:
     from fedveil.federation.history import Row
 
-commands = typer.Typer()
 net_app = typer.Typer(help="Several machines: keys and certificates, and a demonstration on one.", no_args_is_help=True)
 
 Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
@@ -71,7 +70,6 @@ def demo(
     typer.echo(f"run: {result.path} (closing digest {result.closing})")
 
 
-@commands.command()
 def serve(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -96,7 +94,6 @@ def serve(
         raise typer.Exit(3)
 
 
-@commands.command()
 def join(
     server: Annotated[str, typer.Argument(help="The server, HOST:PORT.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from the server's operator.")],

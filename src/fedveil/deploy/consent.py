@@ -118,7 +118,7 @@ class Consent(_Section):
     lifetime: a cap for each view in which it takes part; a view without one is refused.
     unit, adjacency: which these caps refer to. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
-    limits: on work.
+    trust: names of installed distributions whose methods and tasks runs may name. limits: on work.
     """
 
     data: OwnData
@@ -127,6 +127,7 @@ class Consent(_Section):
     adjacency: Adjacency = Adjacency.ZERO_OUT
     least_noise: float = Field(0.0, ge=0)
     seeded_noise: bool = False
+    trust: tuple[str, ...] = ()
     limits: Limits = Limits()
 
 
@@ -200,7 +201,7 @@ def judged(consent: Consent, config: Config) -> Judged:
         ConsentRefused: the consent does not cover it, with the reason.
     """
     scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
-    _refuse_code(config)
+    _refuse_code(consent, config)
     _refuse_columns(consent, config)
     _refuse_work(consent.limits, config)
     if scope.view not in consent.lifetime:
@@ -270,12 +271,12 @@ def _covers(planned: Event, event: Event) -> bool:
     )
 
 
-def _refuse_code(config: Config) -> None:
-    """Refuse a run that would execute code from the server or open files that it names."""
-    named = [*config.code, *([config.task.name] if isinstance(config.task, PluginTask) else [])]
-    if isinstance(config.method, PluginMethod):
-        named.append(config.method.name)
-    if named:
+def _refuse_code(consent: Consent, config: Config) -> None:
+    """Refuse code that the server names, except from distributions that are installed here and trusted by the consent."""
+    trusted = [point for point in config.installed if point.dist is not None and point.dist.name in consent.trust]
+    modules, known = {point.module for point in trusted}, {point.name.partition(".")[2] for point in trusted}
+    plugins = [part.name for part in (config.task, config.method) if isinstance(part, PluginTask | PluginMethod)]
+    if named := [*(code for code in config.code if code not in modules), *(name for name in plugins if name not in known)]:
         raise ConsentRefused(f"the run needs code of its own ({', '.join(named)}), and this client runs none that a server names")
     if config.data.handed_over:
         raise ConsentRefused("data.handed_over: the server's program made the data, and this client has its own")

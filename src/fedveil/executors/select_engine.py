@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedveil.errors import ConfigError
 from fedveil.executors.batched import Batched
 from fedveil.executors.device import GPU, gpu_in_machine, gpu_problem
-from fedveil.executors.engine_names import check_engine
+from fedveil.executors.engine_names import OTHER_ENGINES, check_engine
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
 from fedveil.executors.stacked_models import obstacle, worthwhile
@@ -57,7 +57,7 @@ def engine(
     """Return the engine called `name`, for a context whose model is on the device that `place` returned.
 
     `auto` is `cuda` if the model is on a GPU; else the pool if there are several cores and several clients, and this process may
-    start others. `flower` is the same: the run itself reaches its clients through Flower (`fedveil.deploy`), and later
+    start others. `OTHER_ENGINES` are the same: the run itself reaches its clients through them, and later
     computations need no messages. `stacked` uses the pool likewise.
 
     Args:
@@ -66,7 +66,7 @@ def engine(
     """
     _check(name, timeout)
     stacked = name == "stacked"
-    if name in ("auto", "flower", "stacked"):
+    if name in ("auto", "stacked") or name in OTHER_ENGINES:
         many = available_cores() > 1 and len(context.clients) > 1 and not current_process().daemon
         on_gpu = context.model.vector.device.type == "cuda"
         name = "cuda" if on_gpu else "pool" if timeout is not None or many else "inline"
@@ -87,7 +87,7 @@ def settled(name: str, model: FlatModel, objective: Client, s: Setting, timeout:
 
 def _check(name: str, timeout: float | None) -> None:
     check_engine(name, timeout)
-    if ((timeout is not None and name != "flower") or name == "pool") and current_process().daemon:
+    if ((timeout is not None and name not in OTHER_ENGINES) or name == "pool") and current_process().daemon:
         raise ConfigError(
             "run.engine = 'pool' and training.client_timeout need worker processes, and a worker of multiprocessing.Pool may not "
             "start any: set run.engine = 'inline' without a time-out, or run it in a process of its own (concurrent.futures)"

@@ -33,11 +33,14 @@ from fedveil.experiment.sections import (
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import METHODS
+from fedveil.models.model_registry import OWN_MODELS
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from pydantic import BaseModel
 
 
@@ -83,8 +86,16 @@ class Config(Section):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Return the user-defined files and modules that affect the result: plugins, and import paths of model and features."""
-        return tuple(dict.fromkeys((*self.run.plugins, *self.model.code, *self.data.code)))
+        """Return the user-defined files and modules that affect the result: plugins, import paths, other distributions."""
+        others = (point.module for point in self.installed)
+        return tuple(dict.fromkeys((*self.run.plugins, *self.model.code, *self.data.code, *others)))
+
+    @property
+    def installed(self) -> tuple[EntryPoint, ...]:
+        """Return the entry points of other distributions that bring method, task, model or data set."""
+        named = ((METHODS, self.method.name), (TASKS, self.task.name), (CATALOGUE, self.data.name))
+        found = [point for registry, name in named for point in registry.distributions(name)]
+        return (*found, *(() if self.model.built_in else OWN_MODELS.distributions(self.model.name)))
 
 
 FREE_KEYS = frozenset(
@@ -174,11 +185,11 @@ def require_known_names(config: Config) -> None:
     if config.run.plugins:
         return
     if isinstance(config.method, PluginMethod):
-        METHODS.find(config.method.name)
+        METHODS.require(config.method.name)
     if isinstance(config.task, PluginTask):
-        TASKS.find(config.task.name)
+        TASKS.require(config.task.name)
     if config.data.source is None and not config.data.handed_over:
-        CATALOGUE.find(config.data.name)
+        CATALOGUE.require(config.data.name)
 
 
 def replace(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,17 @@ from fedveil.errors import ConfigError, unknown
 from fedveil.experiment.config import Config, parse, toml_values
 from fedveil.experiment.model_section import WHOLE, network_of
 from fedveil.experiment.plugins import digests, load_plugins, module_of
-from fedveil.papers.paper_files import paper_files
+from fedveil.registry import registered_files
+
+
+def presets() -> Mapping[str, Path]:
+    """The files of all presets by name, METHOD/ROW."""
+    return registered_files("presets/*/*.toml")
 
 
 def names(method: str = "*") -> list[str]:
-    """Return the presets of a method, or all."""
-    return [name for name in paper_files("presets") if method in ("*", name.partition("/")[0])]
+    """Return the presets of a method, or all, sorted."""
+    return [name for name in sorted(presets(), key=lambda name: name.split("/")) if method in ("*", name.partition("/")[0])]
 
 
 def path_of(name: str) -> Path:
@@ -38,7 +43,7 @@ def path_of(name: str) -> Path:
         method = name.partition("/")[0]
         known_names = names(method) or names()
         raise unknown("--preset", name, "preset", known_names, "`fedveil methods METHOD` lists those of a method")
-    return paper_files("presets")[name]
+    return presets()[name]
 
 
 def title(name: str) -> str:

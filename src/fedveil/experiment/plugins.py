@@ -11,17 +11,53 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from fedveil.data.catalogue import Info
 from fedveil.data.features import FEATURES, FeatureMap
 from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError, nearest
+from fedveil.methods import method_registry
+from fedveil.methods.base import MethodConfig
+from fedveil.models.model_registry import register_model
+from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import register_task
 
 if TYPE_CHECKING:
     from fedveil.experiment.sections import DataSection, PublicSection
+
+
+def _register_data(info: Info) -> Callable[[Any], Any]:
+    from fedveil.data.load import register
+
+    return register(info)
+
+
+REGISTRARS: dict[type, Callable[[Any], Any]] = {
+    MethodConfig: method_registry.register,
+    Task: register_task,
+    Info: _register_data,
+    str: register_model,
+}
+"""What registers a class that derives from each, or an object of it."""
+
+
+def register(thing: Any) -> Any:
+    """Register a user-defined method or task: a decorator of its class, whose `name` a configuration then gives.
+
+    `register("my-net")` is the decorator of what makes a model, `register(Info(...))` that of what reads a data set.
+
+    Raises:
+        ConfigError: nothing that can be registered; a part is missing; another has the name.
+    """
+    for base in thing.__mro__ if isinstance(thing, type) else type(thing).__mro__:
+        if base in REGISTRARS:
+            return REGISTRARS[base](thing)
+    kinds = ", ".join(kind.__name__ for kind in REGISTRARS)
+    raise ConfigError(f"{thing!r} cannot be registered: derive it from, or give, one of {kinds}")
 
 
 def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:

@@ -20,6 +20,7 @@ from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import Population, population_of, sized_by_labels
 from fedveil.federation.history import built_in_columns
+from fedveil.registry import distributions_of
 from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
@@ -44,6 +45,7 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
         versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
         installed = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
+        installed |= {f"distribution {found.name}": found.version for found in distributions_of(config.code)}
         others = [f"{name} {versions.get(name)}, here {own}" for name, own in installed.items() if versions.get(name) != own]
         columns, malformed = _declared(run / "columns.json")
         if wrong := [*malformed, *_of_card(config, card)]:

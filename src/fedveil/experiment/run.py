@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import fedveil.experiment.run_directory as rundir
 from fedveil.data.dataset import strata
-from fedveil.deploy.grid_engine import FlowerSimulation
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.executors.engine_names import OTHER_ENGINES
 from fedveil.executors.interrupts import put_off
 from fedveil.executors.select_engine import engine, place, settled
 from fedveil.experiment.assembly import Prepared, federation, new_run_id, prepare
@@ -220,8 +220,8 @@ def _configured(experiment: Experiment, path: Path) -> Callable[[Federation], En
     spec = experiment.engine
 
     def made(job: Federation) -> Engine:
-        if spec.name == "flower":
-            return FlowerSimulation(job.context, rundir.private_folder(path) / "clients", spec.timeout)
+        if spec.name in OTHER_ENGINES:
+            return OTHER_ENGINES[spec.name](job.context, rundir.private_folder(path) / "clients", spec.timeout)
         return engine(spec.name, job.context, spec.timeout, at_once=spec.at_once, deterministic=spec.deterministic)
 
     return made

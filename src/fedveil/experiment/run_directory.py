@@ -34,6 +34,7 @@ from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.history import Columns, Record, Row, in_client_table
 from fedveil.ledger.files import DRAFT, head_path, owner_only_folder, read_head, replace_whole
 from fedveil.ledger.ledger import Ledger
+from fedveil.registry import distributions_of
 from fedveil.tasks.task import Column
 
 if TYPE_CHECKING:
@@ -177,10 +178,11 @@ def json_text(value: Any) -> str:
 
 
 def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
-    """Write the versions of packages that affect a result (`versions.json`), and the SHA-256 of each plugin."""
-    plugin_digests = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
+    """Write the versions of packages that affect a result (`versions.json`), and each plugin's SHA-256 and distribution."""
+    code = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
+    code |= {f"distribution {found.name}": found.version for found in distributions_of(plugins or ())}
     versions = {"fedveil": __version__, **{p: _version(p) for p in PACKAGES}}
-    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **versions, **plugin_digests})
+    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **versions, **code})
 
 
 _version = cache(version)  # each call parses the package's whole description

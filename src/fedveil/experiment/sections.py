@@ -288,7 +288,7 @@ class RunSection(Section):
     isolation: Annotated[Literal["process", "pass", "copy"] | None, FREE] = None
     name: Annotated[str, FREE] = ""
     plugins: Annotated[tuple[str, ...], FREE] = ()
-    track: Annotated[tuple[Literal["tensorboard", "mlflow"], ...], FREE] = ()
+    track: Annotated[tuple[str, ...], FREE] = ()
 
     @field_validator("plugins")
     @classmethod
@@ -298,7 +298,7 @@ class RunSection(Section):
 
 
 class PluginMethod(MethodConfig):
-    """The section `method` of a method that is not known yet: reading a configuration imports no plugin."""
+    """The section `method` of a method that is not imported yet: reading a configuration imports no code of others."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -315,13 +315,13 @@ def method_section_of(section: Any) -> MethodConfig:
         return section
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(f"method = {section!r} is not a section: give one with the key name, such as name = 'dp-fedavg'")
-    if section["name"] not in METHODS:
+    if not METHODS.ready(section["name"]):
         return PluginMethod(**section)
     return cast(MethodConfig, method_from(dict(section)))
 
 
 class PluginTask(Task):
-    """The section `task` of a task that is not known yet: reading a configuration imports no plugin."""
+    """The section `task` of a task that is not imported yet: reading a configuration imports no code of others."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -337,13 +337,13 @@ def task_section_of(section: Any) -> Task:
     if isinstance(section, type) and issubclass(section, Task):
         section = {"name": register_task(section).model_fields["name"].default}
     if isinstance(section, Task):
-        if not isinstance(section, PluginTask) and TASKS.get(section.name) is not type(section):
+        if not isinstance(section, PluginTask) and not (TASKS.ready(section.name) and TASKS[section.name] is type(section)):
             register_task(type(section))
         return section
     options = {"name": section} if isinstance(section, str) else section
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str):
         raise ConfigError(f"task = {section!r} is not a section: give one with the key name, such as name = 'regression'")
-    return task_from(options) if options["name"] in TASKS else PluginTask(**options)
+    return task_from(options) if TASKS.ready(options["name"]) else PluginTask(**options)
 
 
 def given_keys(named: MethodConfig | Task) -> dict[str, Any]:

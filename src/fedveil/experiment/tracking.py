@@ -1,8 +1,7 @@
 """Trackers, which follow a run round by round, and the values that they get.
 
-Trackers are loaded through the entry points of their group, so a custom package can provide one. They get the contents of the run
-directory: its training losses and clients' accuracies are computed from private data without noise, so a tracker must be as
-private as the run directory.
+They get the contents of the run directory: its training losses and clients' accuracies are computed from private data without
+noise, so a tracker must be as private as the run directory.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fedveil.errors import FedveilError, unknown
+from fedveil.errors import FedveilError
 from fedveil.experiment.config import flat
 from fedveil.experiment.run_directory import layer_cells, present
 from fedveil.federation.history import Columns
+from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Row
@@ -98,17 +97,16 @@ class Tracker(Protocol):
         ...
 
 
+TRACKERS: Registry[Callable[[], Tracker]] = Registry("run.track", "tracker", {})
+
+
 def tracker_named(name: str) -> Tracker:
     """Return a new tracker by its name in `run.track`.
 
     Raises:
         ConfigError: no installed package provides it.
     """
-    available = entry_points(group="fedveil.trackers")
-    if name not in available.names:
-        raise unknown("run.track", name, "tracker", sorted(available.names))
-    make: Callable[[], Tracker] = available[name].load()
-    return make()
+    return TRACKERS.find(name)()
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Built-in methods: the name in a configuration and the place of the class. A new method is one line here."""
 
+"""The general methods: the name in a configuration, and where the class is. Those of papers are in their own tables."""
+
 METHOD_TABLE = {
     "fedavg": "fedveil.methods.fedavg:FedAvg",
     "dp-fedavg": "fedveil.methods.fedavg:DPFedAvg",
@@ -8,25 +10,5 @@ METHOD_TABLE = {
     "dp-fedsam": "fedveil.methods.dp_fedsam:DPFedSAM",
     "time-adaptive": "fedveil.methods.time_adaptive:TimeAdaptive",
     "banded-mf": "fedveil.methods.banded_mf:BandedMF",
-    "fedglp-adp": "fedveil.papers.fedglp_adp.method:FedGLPADP",
-    "fedanc": "fedveil.papers.fedanc.method:FedANC",
-    "ladp-fl": "fedveil.papers.ladp_fl.method:LaDPFL",
-    "noisy-fedavg": "fedveil.papers.convergent_dp.method:NoisyFedAvg",
-    "noisy-fedprox": "fedveil.papers.convergent_dp.method:NoisyFedProx",
-    "aldp-fl": "fedveil.papers.aldp_fl.method:ALDPFL",
-    "ldp-fed": "fedveil.papers.aldp_fl.baselines:LDPFed",
-    "gfl-aldpa": "fedveil.papers.aldp_fl.baselines:GFLALDPA",
-    "adap-dp-fl": "fedveil.papers.ladp_fl.baselines:AdapDPFL",
-    "nbafl": "fedveil.papers.ladp_fl.baselines:NbAFL",
-    "time-varying-dp": "fedveil.papers.ladp_fl.noise_schedules:TimeVaryingDP",
-    "dpa-ldp": "fedveil.papers.ladp_fl.noise_schedules:DPALDP",
-    "sensitive-dp": "fedveil.papers.ladp_fl.baselines:SensitiveDP",
-    "adapldp": "fedveil.papers.ladp_fl.adapldp:AdapLDP",
-    "blur-lus": "fedveil.papers.fedglp_adp.sparse_baselines:BlurLus",
-    "fed-dpa": "fedveil.papers.fedglp_adp.fisher_baselines:FedDPA",
-    "fed-addp": "fedveil.papers.fedglp_adp.fisher_baselines:FedADDP",
-    "fed-smp": "fedveil.papers.fedglp_adp.sparse_baselines:FedSMP",
     "gradient-compression": "fedveil.methods.gradient_compression:GradientCompression",
-    "soteria": "fedveil.papers.fedanc.baselines:Soteria",
-    "censor": "fedveil.papers.fedanc.baselines:Censor",
 }

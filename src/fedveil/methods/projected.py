@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from fedveil.accounting.last_iterate import final_mu, final_mu_constant
+from fedveil.accounting.last_iterate import final_mu, final_mu_constant, lipschitz, shift
 from fedveil.accounting.types import Adjacency, View
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.method import Method, Schedule, Summed, SumServer, weighting_of
 from fedveil.methods.setting import Setting
-from fedveil.papers.convergent_dp.claim import lipschitz, shift
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.local import LocalSpec, Plain, Proximal, State
 from fedveil.training.optimizer import OptimizerSpec

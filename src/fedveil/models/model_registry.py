@@ -42,7 +42,7 @@ _KINDS = {
     "vit-small": ModelKind("ViT-Small for small images: patches, 12 transformer blocks", net.VitOptions, net.vit_small),
     "cnn-lstm": ModelKind("2 convolutions and an LSTM, for signals (channels, length)", net.CnnLstmOptions, net.cnn_lstm),
 }
-MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS)
+MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS, kind="built-in model")
 
 
 def names() -> list[str]:
@@ -138,7 +138,7 @@ class OwnModel:
     options: type[BaseModel] | None = None
 
 
-OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {})
+OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {}, "a model of your own needs its file in run.plugins")
 
 
 def register_model(name: str, options: type[BaseModel] | None = None) -> Callable[[Make], Make]:

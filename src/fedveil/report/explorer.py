@@ -16,7 +16,7 @@ from fedveil.mechanism.grid import DEFAULT_BITS
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
-from fedveil.papers.paper_files import paper_notes
+from fedveil.registry import registered_files
 from fedveil.report.web_page import render, write_html
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
@@ -48,7 +48,8 @@ def explorer_values() -> dict[str, Any]:
 
 def explorer_methods() -> dict[str, dict[str, Any]]:
     """By name, every method whose releases the page can compute: its words, where its noise is, its claim, its limits."""
-    notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in paper_notes().items()}
+    files = registered_files("notes/*.toml")
+    notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
     found = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
     return {name: values for name, values in found.items() if values} | {"silo-dp-sgd": _silo()}
 

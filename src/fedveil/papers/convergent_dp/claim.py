@@ -4,7 +4,7 @@ Symbols: m clients, K local steps of rate eta_{k,t}, gradients clipped to V, noi
 the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance that replacing one client's data puts
 between two means of uploads from one model: (2 V / m) sum_k eta_{k,t}. Claims and bounds are mu of Gaussian DP.
 
-`convergent_claim.lipschitz` and `shift` are the same quantities without the table's approximations.
+`accounting.last_iterate.lipschitz` and `shift` are the same quantities without the table's approximations.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._numbers import at_least, non_negative, positive, vector
-from fedveil.accounting.types import Adjacency, View
+from fedveil.accounting._numbers import at_least, positive, vector
+from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]
@@ -139,38 +139,6 @@ def learning_rates(schedule: StepRates, learning_rate: float, steps: int, rounds
         StepRates.ITERATIVE: t * steps + k + 1,
     }
     return np.asarray(mu / divisors[schedule], dtype=np.float64)
-
-
-def shift(
-    rates: _Numbers, clip: float, clients: int, *, proximal: float = 0.0, adjacency: Adjacency = Adjacency.REPLACE_ONE
-) -> float:
-    """gamma of one round: (f V / m) sum_k eta_k prod_(j>k) |1 - eta_j alpha|, with f = 2 (replace-one) or 1 (zero-out).
-
-    For alpha = 0 this is (f V / m) sum eta; for constant eta alpha <= 1 it is (f V / (m alpha)) (1 - (1 - eta alpha)^K).
-    Beyond eta alpha = 1 the absolute values matter: a client may answer with a gradient of alternating sign.
-
-    Args:
-        rates: eta_0 .. eta_(K-1) of the round. clip: V. clients: m. proximal: alpha >= 0.
-
-    Source: Noisy-FedAvg, Lemmas 7 and 9.
-    """
-    eta, alpha = vector("rates", rates), non_negative("proximal", proximal)
-    kept = np.append(np.cumprod(np.abs(1 - eta[:0:-1] * alpha))[::-1], 1.0)
-    return adjacency.factor * positive("clip", clip) / at_least("clients", clients, 1) * math.fsum(eta * kept)
-
-
-def lipschitz(rates: _Numbers, smoothness: float, *, proximal: float = 0.0) -> float:
-    """Lipschitz constant of one round's map under L-smooth losses: d_{k+1} <= (|1 - eta alpha| + eta L) d_k + eta alpha d_0.
-
-    Clipping a gradient to a ball is a projection, so it does not increase L. For networks L is an assumption.
-
-    Source: Noisy-FedAvg, Lemmas 8 and 10, without their approximations.
-    """
-    eta, smooth, alpha = vector("rates", rates), non_negative("smoothness", smoothness), non_negative("proximal", proximal)
-    distance = 1.0
-    for rate in eta:
-        distance = (abs(1 - rate * alpha) + rate * smooth) * distance + rate * alpha
-    return distance
 
 
 def composition_mu(shifts: _Numbers, clients: int, noise_std: float, view: View) -> float:

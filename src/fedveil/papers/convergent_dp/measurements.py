@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.gaussian import mu_of
+from fedveil.accounting.last_iterate import lipschitz, shift
 from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
@@ -18,12 +19,11 @@ from fedveil.papers.convergent_dp.claim import (
     composition_mu,
     learning_rates,
     linear_loss_mu,
-    lipschitz,
     printed_sensitivity,
     printed_sensitivity_fedprox,
-    shift,
 )
 from fedveil.papers.convergent_dp.method import NoisyFedAvg, NoisyFedProx, batch_clip, schedule_of, trajectory, upload_std
+from fedveil.studies.reproduce.measurements import Measure
 from fedveil.studies.reproduce.recipe import Measured
 
 if TYPE_CHECKING:
@@ -119,3 +119,7 @@ def _theorem(s: Setting, method: NoisyFedAvg) -> FedAvgClaim:
         noise_std=_std(s, method),
         scale=method.scale,
     )
+
+
+WORST_PRIVACY = Measure("mu of the last model: claimed, exact for linear losses, composed", False, of_worst_privacy)
+SENSITIVITY_TERMS = Measure("rho and gamma of a round: printed, and exact", False, of_sensitivity_terms)

@@ -10,6 +10,7 @@ from fedveil.experiment.config import Config
 from fedveil.experiment.public_setting import setting_of
 from fedveil.experiment.recorded_run import read_run
 from fedveil.papers.ladp_fl.claim import epsilon_of_noise, sensitivity_theorem2
+from fedveil.studies.reproduce.measurements import Measure
 from fedveil.studies.reproduce.recipe import Measured
 
 
@@ -35,3 +36,6 @@ def of_budget(config: Config, run: Path | None, folder: Path) -> Measured:
         total += rate * epsilon_of_noise(norm * math.sqrt(s.cohort / s.layout.dimension), reach, s.delta)
         found.append((int(row["round"]) + 1, total))
     return {"epsilon_of_noise": found}
+
+
+BUDGET_AFTER = Measure("train, then read an epsilon off the noise as LaDP-FL does", True, of_budget)

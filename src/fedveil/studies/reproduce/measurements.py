@@ -32,8 +32,7 @@ from fedveil.experiment.recorded_run import read_run
 from fedveil.experiment.resolve import data_spec, opened
 from fedveil.experiment.run_directory import write_text
 from fedveil.federation.history import Row
-from fedveil.papers.convergent_dp.measurements import of_sensitivity_terms, of_worst_privacy
-from fedveil.papers.ladp_fl.measurements import of_budget
+from fedveil.registry import Registry
 from fedveil.studies.reproduce.recipe import Measured
 from fedveil.studies.twin import Change, twin_runs
 
@@ -230,13 +229,10 @@ def _means(clients: list[Row]) -> list[tuple[int, float]]:
     return [(t, sum(values) / len(values)) for t, values in sorted(by_round.items())]
 
 
-MEASURES: dict[str, Measure] = {
+_GENERAL = {
     "run": Measure("train, and read the history", True, of_run),
     "uplink": Measure("train, and add up what the clients sent", True, of_uplink),
     "statement": Measure("certify", False, of_statement),
-    "budget-after": Measure("train, then read an epsilon off the noise as LaDP-FL does", True, of_budget),
-    "worst-privacy": Measure("mu of the last model: claimed, exact for linear losses, composed", False, of_worst_privacy),
-    "sensitivity-terms": Measure("rho and gamma of a round: printed, and exact", False, of_sensitivity_terms),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
     "partition": Measure("partition the data, and count", False, of_partition),
     "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),
@@ -247,3 +243,4 @@ MEASURES: dict[str, Measure] = {
     "generated": Measure("train with a curious client in it that trains a generator, and judge its images", False, of_generated),
     "clients-after": Measure("train, then find out which client sent which upload", True, of_clients),
 }
+MEASURES: Registry[Measure] = Registry("measure.name", "measurement", _GENERAL, kind="measure")

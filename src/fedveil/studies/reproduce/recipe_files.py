@@ -18,12 +18,13 @@ from fedveil.errors import ConfigError, nearest, refusal
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.config_files import names as preset_names
 from fedveil.experiment.config_files import path_of
-from fedveil.papers.paper_files import paper_files
+from fedveil.registry import registered_files
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")
+RECIPES = "recipes/*/*.toml"
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,10 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 def recipe_names() -> list[str]:
     """All recipes, `method/table`, in the order of the papers."""
-    order = ["ladp-fl", "fedglp-adp", "noisy-fedavg", "fedanc", "aldp-fl"]
+    recipes = registered_files(RECIPES)
+    order = list(dict.fromkeys(name.split("/")[0] for name in recipes))
     return sorted(
-        paper_files("recipes"),
+        recipes,
         key=lambda name: (order.index(name.split("/")[0]), "/fig" in name, int(re.sub(r"\D", "", name.split("/")[1]) or 0)),
     )
 
@@ -124,7 +126,7 @@ def load_recipe(name: str | Path) -> Recipe:
             raise ConfigError(
                 f"unknown recipe {str(name)!r}{nearest(str(name), recipe_names())}; `fedveil reproduce` lists the recipes"
             )
-        path = paper_files("recipes")[str(name)]
+        path = registered_files(RECIPES)[str(name)]
     try:
         text = path.read_text(encoding="utf-8")
         as_printed = {k: v for k, v in tomllib.loads(text, parse_float=Printed).items() if k in ("published", "stated")}

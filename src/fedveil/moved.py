@@ -19,7 +19,7 @@ accounting.sampler_variation accounting.finite_precision
 accounting.tree_aggregation accounting.correlated_noise
 accounting.truncated papers.aldp_fl.claim
 adversary attacks
-adversary.attack_kinds attacks.attack
+adversary.attack_kinds attacks.attack_run
 attacks.intercept attacks.interception
 audit.float_pattern audit.low_bits
 audit.integer_bits audit.low_bits

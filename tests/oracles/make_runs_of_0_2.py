@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fedveil.run.published_copy import publish
 from torch import nn
 
 import fedveil as fv
-from fedveil.run.published_copy import publish
 
 HERE = Path(__file__).parent / "runs-0.2"
 DIGITS = {"name": "digits", "partition": {"kind": "iid", "clients": 20}}

@@ -28,8 +28,9 @@ IN_MEMORY = Path("/dev/shm")
 if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))  # ledgers wait for the disk at every charge
 
-settings.register_profile("here", deadline=None)  # a busy machine is no failure
-settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every CI run: red means the change
+settings.register_profile("here", deadline=None, max_examples=50)  # a busy machine is no failure
+# In CI the same examples in every run: red means the change.
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

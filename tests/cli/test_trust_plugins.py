@@ -92,24 +92,27 @@ def call(arguments: Sequence[str]) -> Result:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_runs_them_unasked_or_at_another_digest(command: str, stranger: Path) -> None:
-    if command == "resume":
-        (stranger / "summary.json").unlink()
-    plugin = stranger.parent / f"{NAME}.py"
-    arguments = COMMANDS[command](stranger)
-    refused = call(arguments)
-    assert isinstance(refused.exception, ConfigError), refused.output
-    shown = str(refused.exception)
-    assert "--trust-plugins" in shown
-    assert str(plugin) in shown
-    assert hashlib.sha256(plugin.read_bytes()).hexdigest() in shown
-    plugin.write_text(PLUGIN + "\n# changed\n")
-    for flag in ([], ["--trust-plugins"]):
-        changed = call([*arguments, *flag])
-        assert isinstance(changed.exception, ConfigError), changed.output
-        assert "not the code whose digest" in str(changed.exception)
-    assert not (stranger.parent / "it-ran").exists()
+def test_no_command_runs_them_unasked_or_at_another_digest(stranger: Path) -> None:
+    plugin, summary = stranger.parent / f"{NAME}.py", stranger / "summary.json"
+    for command, words in COMMANDS.items():
+        plugin.write_text(PLUGIN)
+        if command == "resume":
+            summary = summary.rename(stranger.parent / "summary.json")
+        arguments = words(stranger)
+        refused = call(arguments)
+        assert isinstance(refused.exception, ConfigError), (command, refused.output)
+        shown = str(refused.exception)
+        assert "--trust-plugins" in shown
+        assert str(plugin) in shown
+        assert hashlib.sha256(plugin.read_bytes()).hexdigest() in shown
+        plugin.write_text(PLUGIN + "\n# changed\n")
+        for flag in ([], ["--trust-plugins"]):
+            changed = call([*arguments, *flag])
+            assert isinstance(changed.exception, ConfigError), (command, changed.output)
+            assert "not the code whose digest" in str(changed.exception)
+        if command == "resume":
+            summary = summary.rename(stranger / "summary.json")
+        assert not (stranger.parent / "it-ran").exists(), command
 
 
 @pytest.mark.heavy

@@ -138,6 +138,7 @@ def local_on(model: FlatModel) -> Local:
 UNRANKED = {name: configuration for name, configuration in RUNS.items() if name not in RANKED and not name.endswith("final")}
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", covering(UNRANKED, 1))
 def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = job(RUNS[name], tmp_path / "inline"), job(RUNS[name], tmp_path / "batched")
@@ -632,6 +633,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     batched_gradient._on_device.cache_clear()
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", covering({name: c for name, c in RUNS.items() if not name.endswith("final")}, 2))
 def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     configuration = replace_rounds(RUNS[name], 2)

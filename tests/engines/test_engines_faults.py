@@ -368,6 +368,7 @@ KEEPING = ("aldp-fl-published", "fedglp-adp-proven", "dp-scaffold")
 """Methods whose clients keep states of each kind: both engines."""
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", covering(RUNS, 1, [f"{name}-server" for name in KEEPING]))
 def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
     """It trained and went wrong at the end: what it had is untouched, and both engines go on alike.

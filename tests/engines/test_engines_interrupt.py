@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,6 +22,7 @@ from fedveil.experiment.config_files import load_config
 from fedveil.experiment.run import run as run_experiment
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
+from forked_program import ForkedProgram, StartedProgram, command
 
 LIMIT = 2.0
 """Seconds."""
@@ -36,7 +37,7 @@ hidden = [8]
 [method]
 name = "{method}"
 [training]
-rounds = 15
+rounds = 8
 clients_per_round = 4
 sampling = "fixed"
 local_steps = 30
@@ -51,31 +52,30 @@ engine = "pool"
 """
 
 SCRIPT = """
-import signal, sys, time
-sys.path.insert(0, {here!r})
+import sys
+sys.path[:0] = {paths!r}
 from pathlib import Path
-from federation_runs import config, job
-from fedveil.federation.fit import fit
-from fedveil.federation.progress import start
-from fedveil.executors.pool import ProcessPool
-
-def tell(progress):
-    if progress.round == 2:
-        if {deaf}:  # as if the parent were inside a long operator, where Python sees no signal
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        Path(sys.argv[1], "up").touch()
-        if {deaf}:
-            time.sleep(60)
-
+from test_engines_interrupt import script
 if __name__ == "__main__":
-    configuration = config(
-        {{"name": "dp-fedavg"}},
-        training={{"rounds": 100000, "local_steps": 200}},
-        privacy={{"epsilon": None, "noise_multiplier": 1.0}},
-    )
-    run = job(configuration, Path(sys.argv[1]))
-    fit(run, ProcessPool(run.context, 2, {start!r}), start(run), tell)
+    script(Path(sys.argv[1]), {start!r}, {deaf})
 """
+
+
+def script(folder: Path, start_method: Literal["fork", "spawn"], deaf: bool) -> None:
+    """A run without an end, which makes a file `up` in its second round; deaf: then as inside a long operator."""
+
+    def tell(progress: Progress) -> None:
+        if progress.round == 2:
+            if deaf:  # Python sees no signal there
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            (folder / "up").touch()
+            if deaf:
+                time.sleep(60)
+
+    endless = {"rounds": 100000, "local_steps": 200}
+    run = job(config({"name": "dp-fedavg"}, training=endless, privacy={"epsilon": None, "noise_multiplier": 1.0}), folder)
+    fit(run, ProcessPool(run.context, 2, start_method), start(run), tell)
+
 
 proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
 
@@ -86,28 +86,22 @@ def workers_of(pid: int) -> list[int]:
     return [c for c in children if b"resource_tracker" not in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
-def seconds_to_end(command: list[str], up: Callable[[], bool], group: bool) -> tuple[float, int, str]:
-    """Start, press Ctrl-C once it is under way: seconds until its workers were gone, its exit status, its stderr."""
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            while not up():
-                assert process.poll() is None, process.communicate()[1]
-                time.sleep(0.005)
-            workers = workers_of(process.pid)
-            assert len(workers) >= 2
-            began = time.monotonic()
-            (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-            while not all(map(gone, workers)) and time.monotonic() < began + 20:
-                time.sleep(0.005)
-            took = time.monotonic() - began
-            if "-deaf" not in command:
-                process.wait(60)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        return took, process.wait(), process.communicate()[1]
+def seconds_to_end(process: ForkedProgram, up: Callable[[], bool], group: bool, deaf: bool = False) -> tuple[float, int, str]:
+    """Press Ctrl-C once it is under way: seconds until its workers were gone, its exit status, what it wrote."""
+    with process:
+        while not up():
+            assert process.running(), process.output.read()
+            time.sleep(0.005)
+        workers = workers_of(process.pid)
+        assert len(workers) >= 2
+        began = time.monotonic()
+        (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+        while not all(map(gone, workers)) and time.monotonic() < began + 20:
+            time.sleep(0.005)
+        took = time.monotonic() - began
+        if deaf:
+            os.killpg(process.pid, signal.SIGKILL)
+        return took, process.status(), process.output.read()
 
 
 def called(words: list[str], patch: pytest.MonkeyPatch) -> int:
@@ -133,15 +127,18 @@ def twice(measure: Callable[[int], float]) -> None:
         pytest.param("spawn", True, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_script_s_workers_end_within_two_seconds(start: str, group: bool, deaf: bool, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(here=str(Path(__file__).parents[1] / "support"), start=start, deaf=deaf))
+def test_a_script_s_workers_end_within_two_seconds(
+    start: Literal["fork", "spawn"], group: bool, deaf: bool, tmp_path: Path
+) -> None:
+    here = Path(__file__).parent
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(paths=[str(here), str(here.parent / "support")], start=start, deaf=deaf))
 
     def measure(attempt: int) -> float:
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        command = [sys.executable, str(script), str(folder), *(["-deaf"] if deaf else [])]
-        took, status, errors = seconds_to_end(command, (folder / "up").exists, group)
+        program = ForkedProgram(lambda: script(folder, start, deaf)) if deaf else StartedProgram([file, folder])
+        took, status, errors = seconds_to_end(program, (folder / "up").exists, group, deaf)
         if not deaf:
             assert status == -signal.SIGINT
             assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -167,21 +164,30 @@ def test_workers_end_when_the_main_process_alone_is_interrupted(tmp_path: Path) 
 
 @proc
 @pytest.mark.parametrize(
-    ("method", "view", "group"),
-    [("dp-fedavg", "aggregate", True), pytest.param("aldp-fl", "server", False, marks=pytest.mark.slow)],
+    ("method", "view", "group", "started"),
+    [
+        ("dp-fedavg", "aggregate", True, False),
+        pytest.param("dp-fedavg", "aggregate", True, True, marks=pytest.mark.slow),
+        pytest.param("aldp-fl", "server", False, True, marks=pytest.mark.slow),
+    ],
 )
 def test_the_program_leaves_a_run_that_resumes_to_the_same_bits(
-    method: str, view: str, group: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str,
+    view: str,
+    group: bool,
+    started: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(CONFIG.format(method=method, view=view))
-    program = [sys.executable, "-m", "fedveil", "run", "--quiet"]
 
     def measure(attempt: int) -> float:
         out = tmp_path / str(attempt)
-        took, status, errors = seconds_to_end(
-            [*program, str(file), "--out", str(out)], (out / "checkpoint" / "head.json").exists, group
-        )
+        words = ["run", "--quiet", file, "--out", out]
+        program = StartedProgram(["-m", "fedveil", *words]) if started else ForkedProgram(command(*words))
+        took, status, errors = seconds_to_end(program, (out / "checkpoint" / "head.json").exists, group)
         assert status == 130
         assert f"rounds are saved: fedveil run --resume {out} goes on from there" in errors
         assert "Traceback" not in errors
@@ -190,10 +196,10 @@ def test_the_program_leaves_a_run_that_resumes_to_the_same_bits(
 
     twice(measure)
     again = ["run", "--quiet", "--resume", str(tmp_path / "0")]
-    assert called([*again, "--set", "training.rounds=16", str(file)], monkeypatch) == 2
+    assert called([*again, "--set", "training.rounds=9", str(file)], monkeypatch) == 2
     refusal = capsys.readouterr().err
     assert refusal.startswith("fedveil: ")
-    assert "training.rounds was 15 and is 16" in refusal
+    assert "training.rounds was 8 and is 9" in refusal
     assert called(again, monkeypatch) == 0
     calm = run_experiment(load_config(file), tmp_path / "calm").path
     assert (calm / "model.safetensors").read_bytes() == (tmp_path / "0" / "model.safetensors").read_bytes()

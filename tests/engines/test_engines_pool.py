@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import Planner
 from fedveil.training.local import Local, Plain, Remembering
+from forked_program import ForkedProgram
 
 RUNS = dict(every_method())
 
@@ -45,7 +45,7 @@ def test_every_method_is_covered_in_some_view() -> None:
     assert {configuration.privacy.view.value for configuration in RUNS.values()} >= {"server", "aggregate"}
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.executors.pool_messages.LEAST", 1)  # as if the network were large: all tensors lie in slots
@@ -358,44 +358,30 @@ def test_a_bug_outside_training_ends_the_run_with_its_traceback(tmp_path: Path) 
 
 # --- endings ----------------------------------------------------------------------------------------------------------
 
-PROGRAM = """
-import sys, time
-sys.path.insert(0, {here!r})
-from pathlib import Path
-from federation_runs import config, job
-from fedveil.federation.fit import fit
-from fedveil.federation.progress import start
-from fedveil.executors.pool import ProcessPool
-configuration = config(
-    {{"name": "dp-fedavg"}},
-    training={{"rounds": 100000, "local_steps": 200}},
-    privacy={{"epsilon": None, "noise_multiplier": 1.0}},
-)
-run = job(configuration, Path(sys.argv[1]))
-pool = ProcessPool(run.context, 2)
-def tell(progress):
-    if progress.round == 1:
-        print(*[w.process.pid for w in pool._workers], flush=True)
-fit(run, pool, start(run), tell)
-"""
-
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")
-@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_the_run(how: signal.Signals, tmp_path: Path) -> None:
-    program = PROGRAM.format(here=str(Path(__file__).parents[1] / "support"))
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        workers = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(workers) == 2, process.stderr.read() if process.stderr else ""
-        process.send_signal(how)
+    endless = {"rounds": 100000, "local_steps": 200}
+    run = job(config({"name": "dp-fedavg"}, training=endless, privacy={"epsilon": None, "noise_multiplier": 1.0}), tmp_path)
+
+    def act() -> None:
+        pool = ProcessPool(run.context, 2)
+
+        def tell(progress: Progress) -> None:
+            if progress.round == 1:
+                print(*[w.process.pid for w in pool._workers], flush=True)
+
+        fit(run, pool, start(run), tell)
+
+    with ForkedProgram(act) as program:
+        workers = [int(pid) for pid in program.output.readline().split()]
+        assert len(workers) == 2
+        os.kill(program.pid, how)
         deadline = time.monotonic() + 20.0
         while not all(map(gone, workers)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert all(map(gone, workers))
-        process.wait(30.0)
-        assert process.stderr is not None
         if how == signal.SIGINT:
-            assert process.stderr.read().rstrip().endswith("KeyboardInterrupt")
+            assert program.output.read().rstrip().endswith("KeyboardInterrupt")
+        assert program.status() == (-how if how == signal.SIGKILL else 1)

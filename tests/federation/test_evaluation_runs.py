@@ -58,6 +58,7 @@ def clear(view: str = "aggregate", **privacy: Any) -> Config:
     return counted(config({"name": "dp-fedavg"}, view, privacy={**more, **privacy}), examples=50)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", covering(SUMMED, 3))
 def test_every_method_releases_them_at_its_own_price_or_not_at_all(name: str, tmp_path: Path) -> None:
     made, other = counted(SUMMED[name]), certify_config(counted(SUMMED[name], **WITHOUT))

@@ -47,7 +47,7 @@ def until(configuration: Config, folder: Path, rounds: int, saved: Checkpoints, 
     return progress
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", covering(RUNS, 2))
 @pytest.mark.heavy
 def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:

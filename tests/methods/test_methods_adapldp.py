@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, reason_of
@@ -24,7 +22,7 @@ from fedveil.papers.ladp_fl.adapldp import AdapLDP, ReleasedScaler, Scalers, Sca
 from fedveil.papers.ladp_fl.claim import adapldp_scale
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
-from method_kit import all_same, charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
+from method_kit import all_same, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
 
 # --- formulas ---
 
@@ -243,14 +241,11 @@ def test_proven_needs_a_fixed_cohort() -> None:
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_ledger_stays_within_epsilon_and_plans_read_nothing(view: str, tmp_path: Path) -> None:
+def test_plans_read_nothing(view: str) -> None:
     config = digits({"name": "adapldp"}, privacy={"epsilon": 500.0, "view": view}, training={"clients_per_round": 12})
     pairs = swapped_plans(config)
     assert all_same(pairs)
     assert len({plan.noise_std for plan, _ in pairs}) > 1, "the noise must adapt, or the test says nothing"
-    trained(job_of(config, tmp_path / "ledger"))
-    for mu in charged_mu(tmp_path / "ledger").values():
-        assert 500 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 500.0
 
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +14,13 @@ from hypothesis import strategies as st
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.papers.ladp_fl.baselines import NbAFL
 from fedveil.papers.ladp_fl.claim import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import (
-    charged_mu,
     digits,
     job_of,
-    method_releases_mu,
     planner,
     released,
     setting,
@@ -154,14 +150,9 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_ledger_holds_the_configured_epsilon_and_plans_read_nothing(view: str, tmp_path: Path) -> None:
+def test_plans_read_nothing(view: str) -> None:
     config = digits({"name": "nbafl"}, privacy={"epsilon": 5.0, "view": view}, training={"clients_per_round": 12})
     assert all(a.clip == b.clip for a, b in swapped_plans(config))
-    trained(job_of(config, tmp_path / "ledger"))
-    method, s = calibrated_setting(config)
-    for mu in charged_mu(tmp_path / "ledger").values():
-        assert mu == pytest.approx(method_releases_mu(method, s), rel=1e-6)
-        assert 5.0 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 5.0
 
 
 @pytest.mark.parametrize("source", ["paper", "repo"])

@@ -55,6 +55,7 @@ def outcomes(context: Context, task: ClientTask) -> dict[str, torch.Tensor]:
     return {"update": work.update, **work.extras}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("method", "like"), [pytest.param(m, c, id=name) for name, m, c in methods()])
 def test_a_client_less_examples_moves_nobody_else(method: dict[str, object], like: Config, tmp_path: Path) -> None:
     training = like.training.model_dump(exclude_unset=True) | {"rounds": 1, "optimizer": {"lr": 1.0}}

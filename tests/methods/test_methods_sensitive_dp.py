@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
@@ -20,7 +18,7 @@ from fedveil.methods.run_cost import Planner
 from fedveil.papers.ladp_fl.baselines import RawHistory, Remembered, SensitiveDP
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
-from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+from method_kit import all_same, digits, job_of, released, setting, swapped_plans, trained, upload
 
 SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
 
@@ -138,14 +136,11 @@ def test_every_plan_costs_its_share_and_stays_in_range(vector: list[float], std:
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_ledger_holds_the_configured_epsilon_and_plans_read_nothing(view: str, tmp_path: Path) -> None:
+def test_plans_read_nothing(view: str) -> None:
     config = digits({"name": "sensitive-dp"}, privacy={"epsilon": 500.0, "view": view}, training={"clients_per_round": 12})
     pairs = swapped_plans(config)
     assert all_same(pairs)
     assert len({plan.noise_std for plan, _ in pairs}) > 1, "the noise must adapt, or the test says nothing"
-    trained(job_of(config, tmp_path / "ledger"))
-    for mu in charged_mu(tmp_path / "ledger").values():
-        assert 500 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 500.0
 
 
 def test_it_learns() -> None:

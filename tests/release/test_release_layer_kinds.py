@@ -601,8 +601,11 @@ CASES = [(name, vectorised) for name, kind in KINDS.items() if kind.route != LOO
 CASES += [(name, per_example_gradients) for name, kind in KINDS.items() if kind.route == BATCH]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize(("name", "made"), CASES)
+@pytest.mark.parametrize(
+    ("name", "made", "dtype", "tolerance"),
+    [(*case, torch.float64, 1e-12) for case in CASES]
+    + [pytest.param(*case, torch.float32, 1e-6, marks=[pytest.mark.slow] * (i % 4 > 0)) for i, case in enumerate(CASES)],
+)
 def test_gradients_equal_one_backward_pass_for_each_example(
     name: str, made: Callable[..., tuple[list[Block], torch.Tensor]], dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -653,6 +656,7 @@ def test_in_passes_of_one_length_a_gradient_has_the_same_bits_whoever_else_is_th
     assert torch.equal(gradients(name, others)[:12], gradients(name, torch.arange(24))[:12])
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", KINDS)
 def test_where_in_its_pass_an_example_is_moves_its_gradient_by_rounding_alone(name: str) -> None:
     """Functions such as tanh may round otherwise at the end of a vector. `pytest -rP` prints by how much."""

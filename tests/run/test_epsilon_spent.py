@@ -64,7 +64,7 @@ def test_the_registry_is_covered() -> None:
     assert {name for name in METHODS if not any(plan.startswith(name) for plan in PLANS)} == set()
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", covering(PLANS, 1))
 def test_at_the_end_it_is_the_statements_number(name: str, tmp_path: Path) -> None:
     result = run(PLANS[name], tmp_path / "run", data=small_digits())

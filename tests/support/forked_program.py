@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Self
 
 import pytest
@@ -25,7 +26,7 @@ def command(*words: object) -> Callable[[], None]:
 
 
 class ForkedProgram:
-    """What a function does in a process of its own, with a real pipe for what it writes to stdout and stderr.
+    """What a function does in a process and session of its own, with a real pipe for what it writes to stdout and stderr.
 
     Args:
         act: ends as a program does, by returning, by SystemExit or by a signal.
@@ -36,6 +37,7 @@ class ForkedProgram:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(reading)
+            os.setsid()
             os._exit(_ended(act, writing))
         os.close(writing)
         self.output: IO[str] = os.fdopen(reading)
@@ -53,6 +55,25 @@ class ForkedProgram:
     def status(self) -> int:
         """Wait for its end: its exit status, or minus the signal that ended it."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class StartedProgram(ForkedProgram):
+    """The same of a program that is started anew, which imports torch."""
+
+    def __init__(self, words: Sequence[object]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.pid, self.output = self.process.pid, self.process.stdout
+
+    def status(self) -> int:
+        """As above."""
+        return self.process.wait()
 
 
 def _ended(act: Callable[[], object], output: int) -> int:

@@ -50,7 +50,7 @@ FAST = {
 }
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "level", "view"), [one if one in FAST else pytest.param(*one, marks=pytest.mark.slow) for one in VIEWS]
 )

@@ -186,6 +186,7 @@ def forged(source: Path, run: Path, forge: Forge) -> int:
     return verify_run(run).exit_status
 
 
+@pytest.mark.few(11)
 @pytest.mark.parametrize("kind", ["server", "poisson", "records", "adaptive", "banded"])
 @pytest.mark.parametrize(
     ("first", "last", "text"),

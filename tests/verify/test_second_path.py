@@ -57,7 +57,7 @@ def test_sampled_releases_agree_with_the_accountant(adjacency: Adjacency, spread
 
 @pytest.mark.parametrize(
     ("q", "z", "rounds", "delta"),
-    [pytest.param(*one, marks=[pytest.mark.slow] * (number % 4 > 0)) for number, one in enumerate(SPREAD)],
+    [pytest.param(*one, marks=[pytest.mark.slow] * (number % 5 != 1)) for number, one in enumerate(SPREAD)],
 )
 def test_sampled_releases_agree_with_dp_accounting(q: float, z: float, rounds: int, delta: float) -> None:
     accountant = PLDAccountant()
@@ -66,7 +66,7 @@ def test_sampled_releases_agree_with_dp_accounting(q: float, z: float, rounds: i
     assert sampled(q, z, rounds, delta, Adjacency.ZERO_OUT).epsilon == pytest.approx(expected, rel=2e-3, abs=1e-4)
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("delta", [1e-5, 1e-11, 1e-15, 1e-40, 1e-250])
 @pytest.mark.parametrize(("q", "z"), [(0.001, 0.7), (0.1, 2.0), (0.5, 0.3)])
@@ -101,6 +101,7 @@ def test_what_it_cannot_compute_it_refuses() -> None:
         Curve([(("fixed_sample_gaussian:9:3", 0.3, 1.0), 1)], 0.0, 1e-5, "zero_out")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(
     ("q", "z", "rounds", "delta"),
@@ -121,6 +122,7 @@ def test_with_little_noise_it_still_tells_a_bound(q: float, z: float, rounds: in
     assert min(curve.true_positives(0.05), 1.0) <= tpr
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize(("q", "z"), [(4 / 33, 0.027), (0.3, 0.015), (0.1, 0.0001)])
@@ -210,6 +212,7 @@ def test_the_best_of_gaussian_runs_agrees_to_nine_digits(runs: float, shape: flo
     assert Curve((), mu**2, delta, "zero_out", (runs, shape)).epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(("runs", "shape", "mu"), [(3, 0.0, 0.0), (10, 0.0, 0.05), (30, -0.5, 0.05), (10, 1.0, 0.2)])
 def test_the_best_of_a_random_number_of_runs_agrees_with_the_accountant(

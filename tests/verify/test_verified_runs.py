@@ -50,6 +50,7 @@ def test_a_run_of_each_kind_verifies(name: str, tmp_path_factory: pytest.TempPat
 RUNS = dict(every_method())
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", covering(RUNS, 3))
 def test_every_method_verifies(name: str, tmp_path: Path) -> None:
     assert wrong(small_run(RUNS[name], tmp_path / "run")) == []
@@ -77,7 +78,7 @@ def test_steps_of_dp_sgd_verify_and_steps_with_too_low_a_cost_do_not(view: str, 
 
 
 def test_a_published_copy_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    source = made(tmp_path_factory, "poisson")
+    source = made(tmp_path_factory, "banded")
     copy = publish(source, tmp_path / "copy")
     assert wrong(copy) == []
     assert verify_run(copy).closing == verify_run(source).closing
@@ -89,7 +90,7 @@ def test_figures_that_were_laid_beside_a_run_are_contradicted(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A page shows them as the run's own, and the accuracies of a private table in the place of the public ones."""
-    copy = publish(made(tmp_path_factory, "poisson"), tmp_path / "copy")
+    copy = publish(made(tmp_path_factory, "server"), tmp_path / "copy")
     pin = verify_run(copy).closing
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_text("round,test_accuracy\n0,0.99\n1,0.99\n2,0.99\n")
@@ -113,6 +114,7 @@ def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
     assert [finding for finding in findings if finding.kind != "verified"] == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("clients", [2, 5, 20])
 @pytest.mark.parametrize(("data", "model"), [("digits", "mlp"), ("mnist", "lenet5"), ("cifar10", "resnet18")])

@@ -80,11 +80,11 @@ def kept(path: Path | str, empty: Any = None) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} if empty is None else empty
 
 
-def keep(path: Path | str, found: Any) -> None:
+def keep(path: Path | str, found: Any, indent: int | None = 1) -> None:
     """Write a file of results, replaced as a whole, so that an interruption leaves the older one."""
     path = _file(path)
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    fresh.write_text(json.dumps(found, indent=indent) + "\n", encoding="utf-8")
     fresh.replace(path)
 
 

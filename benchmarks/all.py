@@ -11,17 +11,15 @@ the measurement began, they are of the cores' work instead, marked w, and second
 
 from __future__ import annotations
 
-import argparse
-import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sides import HERE, loaded
+from harness import HERE, arguments, markdown, put
+from sides import loaded
 
-PAGE = HERE.parent / "docs" / "performance.md"
 IDLE = 0.5
 """Load average up to which seconds are shown."""
 PARTS = {
@@ -48,11 +46,6 @@ def cell(held: Held, key: str, side: Held) -> str:
     """Ratio of the fastest rounds; where the machine was busy that of the cores' work, marked so."""
     work = side.get("work_ratio")
     return f"{side['ratio']:.2f}" if idle(held, key) or not work else f"{work:.2f} w"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def least(values: Sequence[float]) -> str:
@@ -130,35 +123,23 @@ def single_examples(held: Held) -> str:
 
 def scale(held: Held) -> str:
     """Rounds and memory against the number of clients."""
-    rows = list(held["table"].values())
-    first = rows[0]["round_seconds_least"]
-    shown = [
-        [
-            f"{row['clients']:,}",
-            f"{row['round_seconds_least'] / first:.2f}",
-            f"{row['round_seconds_least']:.3f}" if idle(held, str(row["clients"])) else "busy",
-            f"{row['total_seconds']:.1f}" if idle(held, str(row["clients"])) else "busy",
-            f"{row['rss_mb']:,}",
-        ]
-        for row in rows
-    ]
-    relative = f"fastest round / that of {rows[0]['clients']}"
-    head = ["clients", relative, "fastest round, s", "whole run, s", "largest resident size, MB"]
-    return markdown(head, shown)
+    measured = list(held["table"].values())
+    first, rows = measured[0]["round_seconds_least"], []
+    for row in measured:
+        fastest, quiet = row["round_seconds_least"], idle(held, str(row["clients"]))
+        seconds = [f"{fastest:.3f}", f"{row['total_seconds']:.1f}"] if quiet else ["busy"] * 2
+        rows.append([f"{row['clients']:,}", f"{fastest / first:.2f}", *seconds, f"{row['rss_mb']:,}"])
+    relative = f"fastest round / that of {measured[0]['clients']}"
+    return markdown(["clients", relative, "fastest round, s", "whole run, s", "largest resident size, MB"], rows)
 
 
 def first_round(held: Held) -> str:
     """Commands beside `import torch`: medians, since a user starts a command once."""
-    medians = {name: statistics.median(entry["seconds"]) for name, entry in held["table"].items()}
-    fastest = {name: min(entry["seconds"]) for name, entry in held["table"].items()}
-    rows = [
-        [
-            name,
-            f"{median / medians['import torch']:.2f}",
-            *(f"{s:.2f}" if idle(held, name) else "busy" for s in (median, fastest[name])),
-        ]
-        for name, median in medians.items()
-    ]
+    seconds = {name: entry["seconds"] for name, entry in held["table"].items()}
+    torch, rows = statistics.median(seconds["import torch"]), []
+    for name, each in seconds.items():
+        shown = [f"{s:.2f}" if idle(held, name) else "busy" for s in (statistics.median(each), min(each))]
+        rows.append([name, f"{statistics.median(each) / torch:.2f}", *shown])
     return markdown(["command", "/ import torch", "median, s", "fastest, s"], rows)
 
 
@@ -171,15 +152,8 @@ def peers(held: Held) -> str:
 
 
 TABLES: dict[str, Callable[[Held], str]] = {
-    "engine": engine,
-    "whole_run": whole_run,
-    "large": large,
-    "methods": methods,
-    "per_example": per_example,
-    "single_examples": single_examples,
-    "scale": scale,
-    "first_round": first_round,
-    "peers": peers,
+    table.__name__: table
+    for table in (engine, whole_run, large, methods, per_example, single_examples, scale, first_round, peers)
 }
 
 
@@ -192,39 +166,19 @@ def busy(held: Held) -> str:
     return f"\n\nMeasured on a busy machine, while {many} other processes wanted its cores."
 
 
-def page() -> None:
-    """Put each table between its marks."""
-    text = PAGE.read_text()
+def main() -> None:
+    """Measure, then write each table between its marks."""
+    asked, failed = arguments(__doc__, only=PARTS, page=False), []
+    for name in [] if asked.page else asked.only:
+        script, *given = PARTS[name]
+        print(f"--- {name}", flush=True)
+        if subprocess.run([sys.executable, str(HERE / script), *given]).returncode:
+            failed.append(name)
     for name, table in TABLES.items():
         held = loaded(name)
-        if not held["table"]:
-            continue
-        start, end = f"<!-- table: {name} -->", "<!-- end of table -->"
-        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(text):
-            sys.exit(f"{PAGE} has no place for the table {name}: put {start} and {end} there")
-        new = f"{start}\n{table(held)}{busy(held)}\n{end}"
-        text = pattern.sub(lambda _, new=new: new, text, count=1)
-    PAGE.write_text(text)
-
-
-def main() -> None:
-    """Measure, then write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--page", action="store_true", help="measure nothing")
-    options = parser.parse_args()
-    failed = []
-    for name in [] if options.page else options.only:
-        script, *arguments = PARTS[name]
-        print(f"--- {name}", flush=True)
-        if subprocess.run([sys.executable, str(HERE / script), *arguments]).returncode:
-            failed.append(name)
-    page()
-    for name in TABLES:
-        held = loaded(name)
         if held["table"]:
-            print(f"\n{name}\n{TABLES[name](held)}{busy(held)}")
+            put("performance.md", f"<!-- table: {name} -->", table(held) + busy(held), "<!-- end of table -->")
+            print(f"\n{name}\n{table(held)}{busy(held)}")
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")
 

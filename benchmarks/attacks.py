@@ -9,10 +9,11 @@ sigmoid LeNet; scores are always of images in [0, 1].
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +36,10 @@ from fedveil.attacks.matching import gradient, prepared, simulation, split, with
 from fedveil.attacks.metrics import save_comparison
 from fedveil.data.load import load
 from fedveil.models import model_registry as registry
+from harness import ROOT, run_parts
 
-LIMITS = {"mnist": 10, "cifar10": 10}
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+Network = Callable[[tuple[int, ...]], nn.Module]
 
 
 def images(name: str, n: int, train: bool = False) -> tuple[Tensor, Tensor]:
@@ -82,128 +85,132 @@ def upload(module: nn.Module, x: Tensor, y: Tensor, std: dict[str, float], seed:
     return CapturedUpload(noisy, n_examples=len(x), noise_std={k: std.get(k, 0.0) for k in named}, signal_norm=float(flat.norm()))
 
 
-def attack_all(
-    label: str,
-    config: GradientMatching,
-    module: nn.Module,
-    data: tuple[Tensor, Tensor],
-    std: dict[str, float] | None = None,
-    knowledge: Callable[[CapturedUpload], Knowledge] = lambda _: Knowledge(n=1),
-    raw: bool = False,
-) -> list[float]:
-    """Attack images one by one and print one line; `raw` leaves the inputs in [0, 1]."""
-    x, y = data
-    shape = tuple(x.shape[1:])
-    bounds = Bounds(shape) if raw else bounds_of(shape)
-    psnrs, ssims, seconds, steps, closures, hits, ratios = [], [], 0.0, 0, 0, 0, []
-    for i in range(len(x)):
-        sent = upload(module, bounds.inputs(x[i : i + 1]), y[i : i + 1], std or {}, i)
-        rng = torch.Generator().manual_seed(i)
-        result = config.run([sent], lambda: module, module.state_dict(), knowledge(sent), bounds, rng)
-        psnrs += metrics.psnr(result.images, x[i : i + 1]).tolist()
-        ssims += metrics.ssim(result.images, x[i : i + 1]).tolist()
-        seconds, steps, closures = seconds + result.seconds, steps + result.steps, closures + result.closures
-        hits += int(result.y[0] == y[i])
-        ratios.append(sent.noise_ratio or 0.0)
-    print(
-        f"{label:52s} n={len(x):3d}  PSNR median {np.median(psnrs):6.1f} mean {np.mean(psnrs):6.1f} min {min(psnrs):6.1f} dB"
-        f"  SSIM {np.median(ssims):.3f}  success {np.mean(np.array(psnrs) >= 20):.2f}  label {hits / len(x):.2f}"
-        f"  r {np.mean(ratios):7.3g}  {steps / seconds:5.0f} steps/s {closures / seconds:5.0f} closures/s"
-        f"  {seconds / len(x):5.1f} s/image",
-        flush=True,
-    )
-    return psnrs
+@dataclass(frozen=True)
+class Case:
+    """Single images that are attacked one by one, and one line of scores.
+
+    Args:
+        label: with `{data}` for the data set. attack: its settings. network: by the shape of an image. n: images.
+        noise: std of the parameters whose name does not start with `clean`. told: the attacker knows the noise.
+        raw: inputs in [0, 1], not standardised.
+    """
+
+    label: str
+    attack: GradientMatching
+    network: Network
+    data: str = "mnist"
+    n: int = 10
+    noise: float = 0.0
+    clean: str = "nothing"
+    told: bool = False
+    raw: bool = False
+
+    def attacked(self, i: int, module: nn.Module, x: Tensor, y: Tensor) -> tuple[CapturedUpload, Any]:
+        """The upload of one image, and what the attack finds."""
+        std = {k: self.noise for k, _ in module.named_parameters() if self.noise and not k.startswith(self.clean)}
+        bounds = Bounds(tuple(x.shape[1:])) if self.raw else bounds_of(tuple(x.shape[1:]))
+        sent = upload(module, bounds.inputs(x), y, std, i)
+        return sent, found(self.attack, sent, module, Knowledge(n=1, noise_std=sent.noise_std if self.told else None), bounds, i)
+
+    def __call__(self) -> None:
+        """Attack and print."""
+        (x, y), module = images(self.data, self.n), self.network(SHAPES[self.data])
+        each = [self.attacked(i, module, x[i : i + 1], y[i : i + 1]) for i in range(self.n)]
+        made, results = torch.cat([result.images for _, result in each]), [result for _, result in each]
+        psnrs, ssims = metrics.psnr(made, x).numpy(), metrics.ssim(made, x).numpy()
+        seconds, hits = sum(r.seconds for r in results), sum(int(r.y[0] == y[i]) for i, r in enumerate(results))
+        speeds = (sum(r.steps for r in results) / seconds, sum(r.closures for r in results) / seconds)
+        print(
+            f"{self.label.format(data=self.data):52s} n={self.n:3d}  PSNR median {np.median(psnrs):6.1f} mean {psnrs.mean():6.1f}"
+            f" min {psnrs.min():6.1f} dB  SSIM {np.median(ssims):.3f}  success {np.mean(psnrs >= 20):.2f}"
+            f"  label {hits / self.n:.2f}  r {np.mean([sent.noise_ratio or 0.0 for sent, _ in each]):7.3g}"
+            f"  {speeds[0]:5.0f} steps/s {speeds[1]:5.0f} closures/s  {seconds / self.n:5.1f} s/image",
+            flush=True,
+        )
+
+
+def found(attack: GradientMatching, sent: CapturedUpload, module: nn.Module, knows: Knowledge, bounds: Bounds, seed: int) -> Any:
+    """What an attack on one upload finds."""
+    return attack.run([sent], lambda: module, module.state_dict(), knows, bounds, torch.Generator().manual_seed(seed))
 
 
 def floors(name: str) -> None:
     """The scores of an attacker who saw no upload."""
-    truth, _ = images(name, LIMITS[name])
-    reference, _ = images(name, 1000, train=True)
+    truth, reference = images(name, 10)[0], images(name, 1000, train=True)[0]
     for floor, scores in metrics.floors(truth, reference).items():
         print(f"{name} floor, {floor:40s} PSNR median {np.median(scores.psnr):6.1f} dB  SSIM {np.median(scores.ssim):.3f}")
 
 
-def part_dlg() -> None:
-    """DLG and iDLG on the sigmoid LeNet; the published optimizer beside strong Wolfe."""
-    data = images("mnist", LIMITS["mnist"])
-    module = sigmoid_lenet((1, 28, 28))
-    floors("mnist")
-    attack_all("DLG, sigmoid LeNet, MNIST", DLG(), module, data, raw=True)
-    attack_all("iDLG, sigmoid LeNet, MNIST", IDLG(), module, data, raw=True)
-    attack_all("DLG, no line search (as published)", DLG(line_search=None), module, data, raw=True)
-    attack_all(
-        "DLG, sigmoid LeNet, CIFAR-10 (2 starts x 100)", DLG(100, 2), sigmoid_lenet((3, 32, 32)), images("cifar10", 5), raw=True
-    )
+def named(name: str, **options: Any) -> Network:
+    """A network of the registry."""
+    return lambda shape: registry.build(name, shape, 10, 0, **options)
 
 
-def part_ig() -> None:
-    """IG on the ReLU CNN without noise."""
-    floors("cifar10")
-    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
-        attack_all(f"IG 500, ReLU CNN, {name}", IG(500), relu_cnn(shape), images(name, LIMITS[name]))
-        attack_all(f"IG 500 tv=1e-4, ReLU CNN, {name}", IG(500, tv=1e-4), relu_cnn(shape), images(name, LIMITS[name]))
-
-
-def part_networks() -> None:
-    """IG on other networks: max-pooling and sigmoid make it harder."""
-    data = images("mnist", 5)
-    for label, name, options in (
-        ("lenet-dlg with ReLU", "lenet-dlg", {"activation": "relu"}),
-        ("cnn2 (max-pooling)", "cnn2", {"channels": (8, 16), "hidden": 64}),
-        ("cnn2 with average pooling", "cnn2", {"channels": (8, 16), "hidden": 64, "pool": "avg"}),
-        ("lenet5 (max-pooling)", "lenet5", {}),
-    ):
-        attack_all(f"IG 1000, 2 starts, {label}, MNIST", IG(1000, 2), registry.build(name, (1, 28, 28), 10, 0, **options), data)
-    attack_all("IG 1500, sigmoid LeNet, MNIST", IG(1500), sigmoid_lenet((1, 28, 28)), data, raw=True)
-    attack_all("DLG, ReLU CNN, MNIST (the wrong attack)", DLG(100, 2), relu_cnn((1, 28, 28)), data)
-
-
-def part_noise() -> None:
-    """Quality against noise on every coordinate."""
-    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
-        module = relu_cnn(shape)
-        for sigma in (1e-4, 1e-3, 1e-2, 1e-1):
-            std = {k: sigma for k, _ in module.named_parameters()}
-            attack_all(f"IG 500, ReLU CNN, {name}, sigma {sigma:g}", IG(500), module, images(name, 5), std)
-    module = sigmoid_lenet((1, 28, 28))
-    for sigma in (1e-3, 1e-2, 1e-1):
-        std = {k: sigma for k, _ in module.named_parameters()}
-        attack_all(f"DLG 100, 2 starts, sigmoid LeNet, sigma {sigma:g}", DLG(100, 2), module, images("mnist", 5), std, raw=True)
+NARROW = {"channels": (8, 16), "hidden": 64}
+DIGIT = partial(Case, network=sigmoid_lenet, raw=True)
+BOTH = tuple(SHAPES)
+CASES: dict[str, list[Callable[[], None]]] = {
+    "dlg": [
+        partial(floors, "mnist"),
+        DIGIT("DLG, sigmoid LeNet, MNIST", DLG()),
+        DIGIT("iDLG, sigmoid LeNet, MNIST", IDLG()),
+        DIGIT("DLG, no line search (as published)", DLG(line_search=None)),
+        DIGIT("DLG, sigmoid LeNet, CIFAR-10 (2 starts x 100)", DLG(100, 2), data="cifar10", n=5),
+    ],
+    "ig": [
+        partial(floors, "cifar10"),
+        *(
+            Case(f"IG 500{label}, ReLU CNN, {{data}}", attack, relu_cnn, data)
+            for data in BOTH
+            for label, attack in (("", IG(500)), (" tv=1e-4", IG(500, tv=1e-4)))
+        ),
+    ],
+    "noise": [
+        *(
+            Case(f"IG 500, ReLU CNN, {{data}}, sigma {sigma:g}", IG(500), relu_cnn, data, 5, sigma)
+            for data in BOTH
+            for sigma in (1e-4, 1e-3, 1e-2, 1e-1)
+        ),
+        *(DIGIT(f"DLG 100, 2 starts, sigmoid LeNet, sigma {s:g}", DLG(100, 2), n=5, noise=s) for s in (1e-3, 1e-2, 1e-1)),
+    ],
+    "networks": [
+        *(
+            Case(f"IG 1000, 2 starts, {label}, MNIST", IG(1000, 2), network, n=5)
+            for label, network in (
+                ("lenet-dlg with ReLU", named("lenet-dlg", activation="relu")),
+                ("cnn2 (max-pooling)", named("cnn2", **NARROW)),
+                ("cnn2 with average pooling", named("cnn2", **NARROW, pool="avg")),
+                ("lenet5 (max-pooling)", named("lenet5")),
+            )
+        ),
+        DIGIT("IG 1500, sigmoid LeNet, MNIST", IG(1500), n=5),
+        Case("DLG, ReLU CNN, MNIST (the wrong attack)", DLG(100, 2), relu_cnn, n=5),
+    ],
+}
 
 
 def part_adaptive() -> None:
-    """Noise everywhere but on one layer (r is printed); the attacker is told, or not."""
-    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
-        module = relu_cnn(shape)
-        names = [k for k, _ in module.named_parameters()]
+    """Noise everywhere but on one layer (r is printed), the attacker told or not; then on the largest entries only."""
+    for data in BOTH:
         for clean, what, sigma in (("5.", "linear layer", 2.0), ("0.", "first convolution", 0.1)):
-            std = dict.fromkeys((k for k in names if not k.startswith(clean)), sigma)
-            data = images(name, LIMITS[name])
-            attack_all(f"IG 500 naive, {name}, {what} left clean", IG(500), module, data, std)
-            attack_all(f"IG 500 adaptive, {name}, {what} left clean", IG(500), module, data, std, _knows_noise)
-        _top_noised(name, module)
+            for how in ("naive", "adaptive"):
+                label = f"IG 500 {how}, {{data}}, {what} left clean"
+                Case(label, IG(500), relu_cnn, data, noise=sigma, clean=clean, told=how == "adaptive")()
+        for label, informed in (("naive", False), ("drops the largest 10 % received", True)):
+            _top_noised(data, label, informed)
 
 
-def _knows_noise(sent: CapturedUpload) -> Knowledge:
-    return Knowledge(n=1, noise_std=sent.noise_std)
-
-
-def _top_noised(name: str, module: nn.Module) -> None:
-    truth, y = images(name, 5)
-    bounds = bounds_of(tuple(truth.shape[1:]))
-    x = bounds.inputs(truth)
-    for label, informed in (("naive", False), ("drops the largest 10 % received", True)):
-        scores = []
-        for i in range(len(x)):
-            clean = upload(module, x[i : i + 1], y[i : i + 1], {}, i).tensors
-            keep = withheld_guess(CapturedUpload(clean), 0.1)
-            rng = torch.Generator().manual_seed(20_000 + i)
-            noisy = {k: v + 0.1 * torch.randn(v.shape, generator=rng) * ~keep[k] for k, v in clean.items()}
-            knowledge = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(CapturedUpload(noisy), 0.1) if informed else None)
-            rng = torch.Generator().manual_seed(i)
-            found = IG(500).run([CapturedUpload(noisy)], lambda: module, module.state_dict(), knowledge, bounds, rng)
-            scores += metrics.psnr(found.images, truth[i : i + 1]).tolist()
-        print(f"IG 500, {name}, noise on the top 10 % only, {label:34s} PSNR median {np.median(scores):6.1f} dB", flush=True)
+def _top_noised(data: str, label: str, informed: bool) -> None:
+    (truth, y), module, bounds = images(data, 5), relu_cnn(SHAPES[data]), bounds_of(SHAPES[data])
+    x, scores = bounds.inputs(truth), list[float]()
+    for i in range(len(x)):
+        clean = upload(module, x[i : i + 1], y[i : i + 1], {}, i).tensors
+        keep = withheld_guess(CapturedUpload(clean), 0.1)
+        rng = torch.Generator().manual_seed(20_000 + i)
+        sent = CapturedUpload({k: v + 0.1 * torch.randn(v.shape, generator=rng) * ~keep[k] for k, v in clean.items()})
+        knows = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(sent, 0.1) if informed else None)
+        scores += metrics.psnr(found(IG(500), sent, module, knows, bounds, i).images, truth[i : i + 1]).tolist()
+    print(f"IG 500, {data}, noise on the top 10 % only, {label:34s} PSNR median {np.median(scores):6.1f} dB", flush=True)
 
 
 def part_labels() -> None:
@@ -228,42 +235,34 @@ def part_labels() -> None:
 
 def part_local() -> None:
     """Several local steps: one step assumed against the steps unrolled."""
-    truth, y = images("mnist", 4)
-    module = relu_cnn((1, 28, 28))
-    bounds = bounds_of((1, 28, 28))
+    (truth, y), module, bounds = images("mnist", 4), relu_cnn((1, 28, 28)), bounds_of((1, 28, 28))
     x = bounds.inputs(truth)
     for steps, lr in ((5, 0.003), (5, 0.01), (5, 0.1)):
         spec = KnownTraining(steps=steps, lr=lr)
         for label, local in (("one step assumed", KnownTraining(1, lr * steps)), ("unrolled", spec)):
-            scores, speeds = [], []
+            results = []
             for i in range(4):
                 here = prepared(lambda: module, module.state_dict(), "eval", None)
                 moved = -lr * steps * simulation(here, spec)(x[i : i + 1], y[i : i + 1]).detach()
                 sent = CapturedUpload(split(moved, dict(here.named_parameters())), kind="delta", local=spec)
-                rng = torch.Generator().manual_seed(i)
-                found = IG(500).run([sent], lambda: module, module.state_dict(), Knowledge(n=1, local=local), bounds, rng)
-                scores += metrics.psnr(found.images, truth[i : i + 1]).tolist()
-                speeds.append(found.steps_per_second)
-            print(
-                f"IG 500, MNIST, {steps} local steps at {lr}, {label:18s} PSNR median {np.median(scores):6.1f} dB"
-                f"  {np.mean(speeds):.0f} steps/s",
-                flush=True,
-            )
+                results.append(found(IG(500), sent, module, Knowledge(n=1, local=local), bounds, i))
+            median = float(np.median(metrics.psnr(torch.cat([r.images for r in results]), truth)))
+            line = f"IG 500, MNIST, {steps} local steps at {lr}, {label:18s} PSNR median {median:6.1f} dB"
+            print(f"{line}  {np.mean([r.steps_per_second for r in results]):.0f} steps/s", flush=True)
 
 
 def part_gradinversion() -> None:
     """GradInversion on single images and on a batch."""
-    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
-        attack_all(f"GradInversion 500, 2 joint starts, {name}", GradInversion(500, 2), relu_cnn(shape), images(name, 5))
-    truth, y = images("cifar10", 4)
-    module, bounds = relu_cnn((3, 32, 32)), bounds_of((3, 32, 32))
+    joint = GradInversion(500, 2)
+    for data in BOTH:
+        Case("GradInversion 500, 2 joint starts, {data}", joint, relu_cnn, data, 5)()
+    (truth, y), module, bounds = images("cifar10", 4), relu_cnn((3, 32, 32)), bounds_of((3, 32, 32))
     sent = upload(module, bounds.inputs(truth), y, {}, 0)
-    for label, config in (("IG 1000", IG(1000)), ("GradInversion 500, 2 joint starts", GradInversion(500, 2))):
-        rng = torch.Generator().manual_seed(0)
-        found = config.run([sent], lambda: module, module.state_dict(), Knowledge(n=4, labels=y), bounds, rng)
-        scores = metrics.psnr(metrics.matched(found.images, truth), truth)
-        line = f"{label}, batch of 4, CIFAR-10: PSNR median {float(scores.median()):.1f} dB"
-        print(f"{line}, {found.steps_per_second:.0f} steps/s", flush=True)
+    for label, attack in (("IG 1000", IG(1000)), ("GradInversion 500, 2 joint starts", joint)):
+        result = found(attack, sent, module, Knowledge(n=4, labels=y), bounds, 0)
+        median = float(metrics.psnr(metrics.matched(result.images, truth), truth).median())
+        line = f"{label}, batch of 4, CIFAR-10: PSNR median {median:.1f} dB"
+        print(f"{line}, {result.steps_per_second:.0f} steps/s", flush=True)
 
 
 def part_speed() -> None:
@@ -272,7 +271,7 @@ def part_speed() -> None:
     Bare: forward, gradient with its graph, distance, gradient by the image. Medians of 9 turns, so that other work on the
     machine slows both sides alike.
     """
-    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
+    for name, shape in SHAPES.items():
         _speed(f"IG, ReLU CNN, {name}", IG(60), relu_cnn(shape), images(name, 1), bounds_of(shape))
     _speed("DLG, sigmoid LeNet, mnist", DLG(5, 1), sigmoid_lenet((1, 28, 28)), images("mnist", 1), Bounds((1, 28, 28)))
 
@@ -299,52 +298,36 @@ def _speed(label: str, config: GradientMatching, module: nn.Module, data: tuple[
 def part_picture() -> None:
     """docs/attacks.png: six CIFAR-10 images and what IG makes of their gradients."""
     truth, y = images("cifar10", 6)
-    module, bounds = relu_cnn((3, 32, 32)), bounds_of((3, 32, 32))
-    names = [k for k, _ in module.named_parameters()]
-    only_convolutions = {k: 2.0 for k in names if not k.startswith("5.")}
-    cases: list[tuple[str, dict[str, float], Callable[[CapturedUpload], Knowledge]]] = [
-        ("no noise", {}, lambda _: Knowledge(n=1)),
-        ("sigma 0.01", dict.fromkeys(names, 0.01), lambda _: Knowledge(n=1)),
-        ("sigma 0.1", dict.fromkeys(names, 0.1), lambda _: Knowledge(n=1)),
-        ("all but last\nlayer: naive", only_convolutions, lambda _: Knowledge(n=1)),
-        ("all but last\nlayer: adaptive", only_convolutions, _knows_noise),
-    ]
-    rows = []
-    for label, std, knowledge in cases:
-        found = []
-        for i in range(len(truth)):
-            sent = upload(module, bounds.inputs(truth[i : i + 1]), y[i : i + 1], std, i)
-            rng = torch.Generator().manual_seed(i)
-            found.append(IG(500).run([sent], lambda: module, module.state_dict(), knowledge(sent), bounds, rng).images)
-        rows.append((label, torch.cat(found)))
-    path = Path(__file__).parent.parent / "docs" / "attacks.png"
+    module, case, rows = relu_cnn((3, 32, 32)), partial(Case, attack=IG(500), network=relu_cnn), []
+    for one in (
+        case("no noise"),
+        case("sigma 0.01", noise=0.01),
+        case("sigma 0.1", noise=0.1),
+        case("all but last\nlayer: naive", noise=2.0, clean="5."),
+        case("all but last\nlayer: adaptive", noise=2.0, clean="5.", told=True),
+    ):
+        made = [one.attacked(i, module, truth[i : i + 1], y[i : i + 1])[1].images for i in range(len(truth))]
+        rows.append((one.label, torch.cat(made)))
+    path = ROOT / "docs" / "attacks.png"
     print(save_comparison(path, truth, rows, "Inverting Gradients, CIFAR-10, one example per upload"))
 
 
-PARTS = {
-    "dlg": part_dlg,
-    "ig": part_ig,
-    "noise": part_noise,
+def part_cases(name: str) -> None:
+    """The lines of a part that is declared."""
+    for case in CASES[name]:
+        case()
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    **{name: partial(part_cases, name) for name in ("dlg", "ig", "noise")},
     "adaptive": part_adaptive,
     "labels": part_labels,
     "local": part_local,
     "gradinversion": part_gradinversion,
-    "networks": part_networks,
+    "networks": partial(part_cases, "networks"),
     "speed": part_speed,
     "picture": part_picture,
 }
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: all)")
-    chosen = parser.parse_args(arguments).parts or list(PARTS)
-    torch.set_num_threads(1)
-    for part in chosen:
-        print(f"--- {part}")
-        PARTS[part]()
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)

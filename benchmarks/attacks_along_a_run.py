@@ -68,6 +68,7 @@ def trained(config: Config, rounds: set[int], out: Path) -> None:
 
 
 def main() -> None:
+    """Train where the run does not reach, measure, and write a result for each table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sigma", choices=("1.0", "0.1", "0.01", "0"))
     parser.add_argument("--rounds", type=int, default=500)
@@ -91,12 +92,10 @@ def main() -> None:
         done = job.config.training.rounds
         measured = MEASURES[recipe.measure["name"]].series(job.config, out / str(done), out / str(done) / "files", **job.options)
         print(name, row.labels, measured, flush=True)
-        values = []
-        for column in recipe.columns:
-            value = collected(measured, column.of, column.collect)
-            assert not isinstance(value, str), value
-            values.append((value * column.times,))
-        outcome = RowOutcome(row, tuple(values), problems=("",) * len(values), measured=measured)
+        found = [(collected(measured, column.of, column.collect), column) for column in recipe.columns]
+        assert not any(isinstance(value, str) for value, _ in found), found
+        values = tuple((value * column.times,) for value, column in found)
+        outcome = RowOutcome(row, values, problems=("",) * len(values), measured=measured)
         before = results[name].outcomes if name in results else ()
         left_out = len(rows(recipe)) - len(before) - 1
         outcomes, folder = (*before, outcome), out / name.replace("/", "-")

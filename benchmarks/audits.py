@@ -9,7 +9,6 @@ Markdown; a measured cell is mean +- standard deviation over the stated number o
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,19 +40,20 @@ from fedveil.audit.two_world import Rates, choose_threshold, rates
 from fedveil.experiment.config import parse
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.papers.convergent_dp.audit import LinearRun, audit_linear_loss
+from harness import arguments, markdown, mean_and_spread
 
 DELTA = 1e-5
 ALPHA = 0.05
 
 
 def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    print(f"\n### {title}\n\n| {' | '.join(head)} |\n|{'-|' * len(head)}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |")
+    """One table under its title."""
+    print(f"\n### {title}\n\n{markdown(head, rows)}")
 
 
 def cell(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f}"
+    """Mean and standard deviation."""
+    return mean_and_spread(values, 2, "+-")
 
 
 def single() -> None:
@@ -299,7 +299,5 @@ TABLES: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or TABLES:
-        if name not in TABLES:
-            raise SystemExit(f"no table {name!r}; choose from {', '.join(TABLES)}")
+    for name in arguments(__doc__, TABLES).names:
         TABLES[name]()

@@ -62,8 +62,7 @@ def measured(place: Snapshot, rule: Orthogonal) -> tuple[float, float, float]:
     return raw / IMAGES, float(np.median(cosines or [np.nan])), float(np.median(losses))
 
 
-def main() -> None:
-    """Both forms at each round."""
+if __name__ == "__main__":
     torch.set_num_threads(1)
     for round in ROUNDS:
         place = snapshot(round)
@@ -71,7 +70,3 @@ def main() -> None:
             rule = Orthogonal(form=form, trials=20, rounds=1, task=Classification())  # type: ignore[arg-type]
             share, cosine, loss = measured(place, rule)
             print(f"round {round}, {form}: raw {share:.0%}, |cos| {cosine:.3f}, loss {loss:.3g}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

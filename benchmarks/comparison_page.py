@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from textwrap import fill
 
-from comparison import Found, Job, all_cells, choice, tuning
-from comparison_space import CONTESTS, EPSILONS, LEFT_OUT, METHODS, REFERENCE, SEEDS, TUNED_AT, looks
+from comparison_space import (
+    CONTESTS,
+    EPSILONS,
+    LEFT_OUT,
+    METHODS,
+    REFERENCE,
+    SEEDS,
+    TUNED_AT,
+    Found,
+    Job,
+    all_cells,
+    choice,
+    looks,
+    tuning,
+)
 from fedveil.drawing import MUTED, blank, legend_below, panels, quiet, save, style
 from fedveil.studies.statistics import holm, interval, paired_t
+from harness import FIGURES, markdown, mean_and_spread, put
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, FIGURE = DOCS / "comparison.md", DOCS / "figures" / "comparison.svg"
 NAMED = 10
 """The first methods, each drawn with a line style of its own; the rest, baselines of the papers, are grey."""
 TESTED = 3
@@ -33,8 +44,7 @@ def shown(values: Sample) -> str:
     """Mean and standard deviation, with the number of seeds where it is not all."""
     if not values:
         return "missing"
-    spread = f" ± {stdev(values.values()):.1f}" if len(values) > 1 else ""
-    return f"{fmean(values.values()):.1f}{spread}{'' if len(values) == len(SEEDS) else f' ({len(values)})'}"
+    return f"{mean_and_spread(values.values())}{'' if len(values) == len(SEEDS) else f' ({len(values)})'}"
 
 
 def tests(samples: dict[str, Sample]) -> dict[str, tuple[float, float | None]]:
@@ -47,11 +57,6 @@ def tests(samples: dict[str, Sample]) -> dict[str, tuple[float, float | None]]:
     enough = {m: d for m, d in pairs.items() if len(d) >= TESTED}
     corrected = dict(zip(enough, holm([paired_t(d) for d in enough.values()]), strict=True))
     return {m: (fmean(d), corrected.get(m)) for m, d in pairs.items() if d}
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def accuracies(found: Found, contest: str, partition: str, scores: dict[str, str]) -> str:
@@ -159,7 +164,7 @@ def draw(found: Found) -> None:
         quiet(axis, size=8)
     axes[0].set_ylabel(f"points above {REFERENCE}", fontsize=8)
     legend_below(figure, axes[0])
-    save(figure, FIGURE)
+    save(figure, FIGURES / "comparison.svg")
 
 
 def differences(found: Found, contest: str, method: str, partition: str) -> list[tuple[float, float, float]]:
@@ -187,11 +192,7 @@ def write(found: Found) -> None:
         "failures": failures(found),
         "left out": left_out(),
     }
-    text = PAGE.read_text(encoding="utf-8")
     for name, part in parts.items():
-        before, mark, after = text.partition(f"<!-- {name} -->\n")
-        assert mark, f"docs/comparison.md has no place for {name}"
-        text = before + mark + part + "\n<!-- end -->" + after.partition("<!-- end -->")[2]
-    PAGE.write_text(text, encoding="utf-8")
+        put("comparison.md", f"<!-- {name} -->", part)
     draw(found)
     print(missing(found))

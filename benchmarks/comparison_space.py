@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 LOOKS = 12
 ROUNDS, COHORT, STEPS = 40, 100, 5
@@ -157,3 +157,65 @@ def overrides(method: str, setting: Setting) -> list[str]:
 def toml(section: dict[str, Any]) -> str:
     """An inline table; numbers, strings and lists of them are written alike in JSON and TOML."""
     return "{" + ", ".join(f"{key}={json.dumps(value)}" for key, value in section.items()) + "}"
+
+
+# --- what is to be done -------------------------------------------------------------------------------------------------
+
+Found = dict[str, dict[str, Any]]
+"""What came of each finished run, by its key."""
+
+
+class Job(NamedTuple):
+    """One run: of a contest, in the phase `tune` or `compare`, with a setting that is a look's number."""
+
+    contest: str
+    phase: str
+    method: str
+    partition: str
+    epsilon: float
+    seed: int
+    look: int
+
+    @property
+    def key(self) -> str:
+        """Its name among the results. The look of a comparison is a result and no part of the name."""
+        parts = (self.contest, self.phase, self.method, self.partition, f"{self.epsilon:g}", str(self.seed))
+        return " ".join((*parts, str(self.look)) if self.phase == "tune" else parts)
+
+
+def tuning(contest: str, method: str, tuned_at: float) -> list[Job]:
+    """All looks at a method, at one of the epsilons that settings are chosen at."""
+    partition = CONTESTS[contest].partitions[0]
+    return [Job(contest, "tune", method, partition, tuned_at, SEEDS[0], look) for look in range(LOOKS)]
+
+
+def choice(found: Found, contest: str, method: str, epsilon: float) -> int | None:
+    """The look with the best score on MNIST; None before all were taken, or where none could be."""
+    from_contest = CONTESTS[contest].chosen or contest
+    looked = tuning(from_contest, method, TUNED_AT[epsilon])
+    if any(job.key not in found for job in looked):
+        return None
+    score = CONTESTS[from_contest].score
+    scores = {job.look: float(found[job.key][score]) for job in looked if "error" not in found[job.key]}
+    return max(scores, key=lambda look: scores[look]) if scores else None
+
+
+def all_looks() -> list[Job]:
+    """Every run by which settings are chosen, slow ones at the end."""
+    entered = [(contest, method) for contest, own in CONTESTS.items() for method in own.methods if not own.chosen]
+    entered.sort(key=lambda pair: METHODS[pair[1]].heavy)
+    return [job for pair in entered for at in dict.fromkeys(TUNED_AT.values()) for job in tuning(*pair, at)]
+
+
+def all_cells() -> list[Job]:
+    """Every run of the comparison, those that tell most first; its look is known when all looks are taken."""
+    cells = [
+        Job(contest, "compare", method, partition, epsilon, seed, -1)
+        for seed in SEEDS
+        for partition in PARTITIONS
+        for contest, entered in CONTESTS.items()
+        for method in entered.methods
+        for epsilon in EPSILONS
+        if partition in entered.partitions
+    ]
+    return sorted(cells, key=lambda job: METHODS[job.method].heavy)

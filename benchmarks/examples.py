@@ -8,9 +8,7 @@ Writes examples/NAME/figure.json and examples/NAME/figure.svg; finished runs are
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import statistics
 import sys
 import tempfile
@@ -152,6 +150,7 @@ SHOWN = {
 
 
 def levels(shown: Example) -> dict[str, float | None]:
+    """What is run, by its name among the results."""
     return {f"{epsilon:g}": epsilon for epsilon in shown.epsilons} | {"none": None}
 
 
@@ -181,9 +180,8 @@ def picture(shown: Example, found: dict[str, Any], path: Path) -> None:
     for (name, value), dash in zip(found["baselines"].items(), ("-.", ":"), strict=False):
         axis.axhline(factor * value, color=MUTED, linestyle=dash, label=f"baseline: {name}")
     axis.set_xticks(range(len(levels(shown))), [shown.bare if level == "none" else level for level in levels(shown)])
-    axis.set_xlabel(
-        f"proven ε of {shown.protects} (zero-out, aggregate view); mean, standard deviation, single seeds", fontsize=8
-    )
+    words = f"proven ε of {shown.protects} (zero-out, aggregate view); mean, standard deviation, single seeds"
+    axis.set_xlabel(words, fontsize=8)
     axis.set_ylabel(shown.axis)
     axis.set_title(shown.title, loc="left", fontsize=10.5)
     quiet(axis)
@@ -191,29 +189,29 @@ def picture(shown: Example, found: dict[str, Any], path: Path) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(SHOWN))
-    name = parser.parse_args().name
-    torch.set_num_threads(1)
-    shown, kept = SHOWN[name], EXAMPLES / name / "figure.json"
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"baselines": {}, "runs": {}}
-    each = [(series, level, str(seed)) for seed in shown.seeds for series in shown.series for level in levels(shown)]
-    missing = [key for key in each if key[2] not in found["runs"].get(key[0], {}).get(key[1], {})]
+def main(name: str) -> None:
+    """Run what is missing, print means over seeds, draw."""
+    from harness import fill, has, keep, kept, mean_and_spread  # beside this file, which tests load by its path
+
+    shown, path = SHOWN[name], EXAMPLES / name / "figure.json"
+    found = kept(path, {"baselines": {}, "runs": {}})
+    each = [(series, level, seed) for seed in shown.seeds for series in shown.series for level in levels(shown)]
+    missing = [(series, level, seed) for series, level, seed in each if not has(found["runs"], (series, level, str(seed)))]
     if missing or not found["baselines"]:
         data = shown.load()
         found["baselines"] = {label: round(score, 5) for label, score in shown.baselines(data).items()}
-        for series, level, seed in missing:
-            runs = found["runs"].setdefault(series, {}).setdefault(level, {})
-            runs[seed] = one(shown, data, series, levels(shown)[level], int(seed))
-            kept.write_text(json.dumps(found, indent=1) + "\n")
+        keep(path, found)
+        rows = {("runs", s, level, str(seed)): (one, shown, data, s, levels(shown)[level], seed) for s, level, seed in missing}
+        fill(path, found, rows)
     for series, by_level in found["runs"].items():
         for level, runs in by_level.items():
-            values = [scores[shown.column] for scores in runs.values()]
-            print(f"{series}, epsilon {level}: {shown.column} {statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
+            print(f"{series}, epsilon {level}: {shown.column} {mean_and_spread((r[shown.column] for r in runs.values()), 3)}")
     print({label: round(value, 3) for label, value in found["baselines"].items()})
-    picture(shown, found, kept.with_suffix(".svg"))
+    picture(shown, found, path.with_suffix(".svg"))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] not in [[name] for name in SHOWN]:
+        sys.exit(f"{__doc__}\nNAME is one of {', '.join(sorted(SHOWN))}")
+    torch.set_num_threads(1)
+    main(sys.argv[1])

@@ -9,7 +9,6 @@ checkpoint, as a user runs it.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import arguments
 from sides import save
 
 CONFIG = """
@@ -74,29 +74,20 @@ def seconds(*command: str) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Measure in turns and print the fastest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+if __name__ == "__main__":
+    repeats = arguments(__doc__, repeats=5).repeats
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config = prepared(folder)
-        found: dict[str, Callable[[int], float]] = {
+        commands: dict[str, Callable[[int], float]] = {
             "python -c pass": lambda _: seconds("-c", "pass"),
             "import fedveil": lambda _: seconds("-c", "import fedveil"),
             "import torch": lambda _: seconds("-c", "import torch"),
             "fedveil certify": lambda _: seconds("-m", "fedveil", "certify", str(config)),
             "fedveil run, first round": lambda i: first_round(config, folder / f"run{i}"),
         }
-        times: dict[str, list[float]] = {name: [] for name in found}
-        for i in range(options.repeats):
-            for name, take in found.items():
-                times[name].append(take(i))
+        turns = [{name: take(i) for name, take in commands.items()} for i in range(repeats)]
+    times = {name: [turn[name] for turn in turns] for name in commands}
     for name, values in times.items():
         print(f"{name:>26}  {min(values):.2f} s")
     save("first_round", {name: {"seconds": values} for name, values in times.items()})
-
-
-if __name__ == "__main__":
-    main()

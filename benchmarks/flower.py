@@ -41,8 +41,9 @@ from fedveil.federation.progress import start
 from fedveil.mechanism.grid import exponent_for, to_grid
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.release.release_layout import NullLedger
+from harness import FIGURES, HERE, arguments
 from peers.flower_deployed import deployed
-from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
+from sides import descendants, federation, held_bytes, loaded, ours, program, save, setting, together
 
 GRIDS = (8, 16, 24)
 NAMES = {"flower-superlink": "SuperLink", "flower-supernode": "SuperNode", "fedveil join": "client", "fedveil.join": "client"}
@@ -192,8 +193,7 @@ def memory() -> dict[str, list[float]]:
     for number, pid in enumerate(descendants(os.getpid())):
         with suppress(OSError, IndexError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+            pss = held_bytes(pid) / 2**20
             name = "server" if not number else next((n for words, n in NAMES.items() if words in command), "other")
             found[name].append(round(pss, 1))
     return dict(found)
@@ -258,30 +258,20 @@ def draw() -> None:
     right.legend(frameon=False, fontsize=8)
     for axis in (left, right):
         quiet(axis)
-    save_figure(figure, HERE.parent / "docs" / "figures" / "flower.svg")
+    save_figure(figure, FIGURES / "flower.svg")
 
 
-def main() -> None:
-    """Measure what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("turns", "parts", "grids", "deployment", "beside", "draw")
-    parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 20, 50])
-    asked = parser.parse_args()
-    if "turns" in asked.only:
-        turns(asked.rounds)
-    if "parts" in asked.only:
-        parts(asked.rounds)
-    if "grids" in asked.only:
-        grids()
-    if "deployment" in asked.only:
-        deployment(asked.nodes, asked.rounds)
-    if "beside" in asked.only:
-        beside([n for n in asked.nodes if n <= 10], asked.rounds)
-    if "draw" in asked.only:
-        draw()
-
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "turns": lambda asked: turns(asked.rounds),
+    "parts": lambda asked: parts(asked.rounds),
+    "grids": lambda asked: grids(),
+    "deployment": lambda asked: deployment(asked.nodes, asked.rounds),
+    "beside": lambda asked: beside([n for n in asked.nodes if n <= 10], asked.rounds),
+    "draw": lambda asked: draw(),
+}
 
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, only=PARTS, rounds=5, nodes=[3, 10, 20, 50])
+    for name in PARTS:
+        if name in asked.only:
+            PARTS[name](asked)

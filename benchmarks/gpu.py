@@ -12,7 +12,6 @@ Writes benchmarks/results/gpu.json or benchmarks/results/batched_cpu.json.
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,7 @@ from fedveil.methods.setting import Setting
 from fedveil.papers.ladp_fl.method import LaDPFL
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Precision
+from harness import arguments
 from limit import WORKLOADS, Workload
 from sides import federation, ours, save, setting, together
 
@@ -105,20 +105,11 @@ def on_cpu(rounds: int) -> dict[str, Any]:
     return turns.table("inline")
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cpu", action="store_true", help="batched beside inline on W1, without a GPU")
-    options = parser.parse_args()
-    problem = "" if options.cpu else gpu_problem()
-    if problem:
-        raise SystemExit(f"benchmarks/gpu.py needs a GPU, but {problem}; --cpu measures engine batched on the CPU")
-    if options.cpu:
-        save("batched_cpu", on_cpu(options.rounds))
-    else:
-        save("gpu", on_gpu(options.rounds))
-
-
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, rounds=5, cpu=False)
+    if asked.cpu:
+        save("batched_cpu", on_cpu(asked.rounds))
+    elif problem := gpu_problem():
+        raise SystemExit(f"benchmarks/gpu.py needs a GPU, but {problem}; --cpu measures engine batched on the CPU")
+    else:
+        save("gpu", on_gpu(asked.rounds))

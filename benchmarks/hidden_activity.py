@@ -1,6 +1,6 @@
 """How alive the final global models of runs are: the share of positive outputs of each ReLU on 2,000 test images.
 
-python benchmarks/hidden_activity.py runs/papers/fedglp/dp-fedavg-6-1 ...
+python benchmarks/hidden_activity.py runs/papers/fedglp/cells/dp-fedavg-6-1 ...
 """
 
 from __future__ import annotations

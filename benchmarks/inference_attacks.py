@@ -8,7 +8,6 @@ rows show how each attack measures, not what one method costs. Seed 0; one threa
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from fedveil.attacks.metrics import save_comparison
 from fedveil.attacks.model_attacks import CIFAR10_ANIMALS, KnowledgeExtraction, infer_attribute
 from fedveil.data.load import load
 from fedveil.models import model_registry as registry
+from harness import run_parts
 
 SIGMAS = (0.0, 0.01, 0.1, 1.0)
 
@@ -194,14 +194,5 @@ PARTS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the parts named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: all)")
-    torch.set_num_threads(1)
-    for part in parser.parse_args(arguments).parts or list(PARTS):
-        PARTS[part]()
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)

@@ -11,7 +11,6 @@ process for each client, and with another one for each pass. The two small netwo
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.models.model_registry import build
+from harness import arguments
 
 CASES = {
     "linear, 8 examples": ("linear", (1, 8, 8), 8, 60),
@@ -79,24 +79,12 @@ def seconds(name: str, how: str, turn: int, folder: Path, steps: int) -> float:
     return (marks[-1] - marks[0]) / (len(marks) - 1) / clients / max(steps, 1)
 
 
-def main() -> None:
-    """Measure every case in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=0)
-    given = parser.parse_args()
-    turns, steps = given.turns, given.steps
-    ways = ("copy", "process", "pass") if steps else ("built in", "process", "copy")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in list(CASES)[: 2 if steps else None]:
-            times: dict[str, list[float]] = {way: [] for way in ways}
-            for turn in range(turns):
-                for way in ways:
-                    times[way].append(seconds(name, way, turn, Path(folder), steps))
-            middle = {way: 1000 * statistics.median(found) for way, found in times.items()}
-            shown = ", ".join(f"{way} {value:.1f} ms ({value / middle[ways[0]]:.2f})" for way, value in middle.items())
-            print(f"{name}: {shown}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, turns=5, steps=0)
+    ways = ("copy", "process", "pass") if asked.steps else ("built in", "process", "copy")
+    for name in list(CASES)[: 2 if asked.steps else None]:
+        with tempfile.TemporaryDirectory() as folder:
+            turns = [[seconds(name, way, turn, Path(folder), asked.steps) for way in ways] for turn in range(asked.turns)]
+        middle = [1000 * statistics.median(times) for times in zip(*turns, strict=True)]
+        shown = ", ".join(f"{way} {value:.1f} ms ({value / middle[0]:.2f})" for way, value in zip(ways, middle, strict=True))
+        print(f"{name}: {shown}", flush=True)

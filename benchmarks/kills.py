@@ -7,7 +7,6 @@ inline engine to the bit, the run verified, and each client's ledger hold each r
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -28,8 +27,8 @@ from fedveil.experiment.config import Config, configure
 from fedveil.experiment.run import run
 from fedveil.experiment.two_ledgers import compared
 from fedveil.verify import verify_run
+from harness import RESULTS, ROOT, arguments, keep
 
-ROOT = Path(__file__).resolve().parents[1]
 SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
 from kill_points import CARRIED, CLIENT, SERVER  # noqa: E402
@@ -165,29 +164,22 @@ class Episode:
 
 def main() -> None:
     """Kill, count, check, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=120.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kills.json")
-    asked = parser.parse_args()
+    asked = arguments(__doc__, kills=100, rounds=8, minutes=120.0, seed=0, out=RESULTS / "kills.json")
     begin, runs, killed = time.monotonic(), list[dict[str, object]](), Counter[str]()
-    end = begin + 60 * asked.minutes
-    while killed.total() < asked.kills and time.monotonic() < end:
+    end, complete = begin + 60 * asked.minutes, True
+    while complete and killed.total() < asked.kills and time.monotonic() < end:
         with tempfile.TemporaryDirectory(prefix="fedveil-kills-") as folder:
             episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end, killed.copy())
             try:
                 complete = episode.go()
             finally:
                 episode.stop()
-            if not complete:
-                break
-            runs.append(episode.checked())
-            killed += episode.kills
-            print(json.dumps(runs[-1]), flush=True)
+            if complete:
+                runs.append(episode.checked())
+                killed += episode.kills
+                print(json.dumps(runs[-1]), flush=True)
         whole = {"kills": killed.total(), "by_point": dict(sorted(killed.items())), "minutes": (time.monotonic() - begin) / 60}
-        asked.out.write_text(json.dumps(whole | {"rounds_a_run": asked.rounds, "runs": runs}, indent=1) + "\n")
+        keep(asked.out, whole | {"rounds_a_run": asked.rounds, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ measured in runs of tiny clients, 2 examples each, with 2 to 100 of them a round
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,9 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.release import noise
 from fedveil.release.door import Door
+from harness import arguments
 from limit import WIDTH, WORKLOADS, Workload
-from sides import HERE, descendants, program, save, worked
+from sides import descendants, held_bytes, limit, save, worked
 
 ROUNDS = {"W3": 3, "cohort100": 2, "mlp100m": 6}
 TINY = {"cohort100": (10, 50, 100), "mlp100m": (2, 4, 8)}
@@ -120,34 +120,31 @@ def memory(work: Workload, view: str) -> float:
     return max(held) / 2**20
 
 
-def configuration(work: Workload, view: str, rounds: int) -> Config:
+def configuration(work: Workload, view: str, rounds: int, engine: str = "pool") -> Config:
     """The workload as users configure it."""
     mlp = work.model.startswith("mlp")
+    local = {"local_epochs": work.epochs, "batch_size": work.batch, "optimizer": {"name": "sgd", "lr": work.lr}}
     return configure(
-        data={"name": "mnist" if mlp else "cifar10", "partition": {"kind": "iid", "clients": work.clients}},
+        data={"name": _data(work), "partition": {"kind": "iid", "clients": work.clients}},
         model={"name": "mlp", "hidden": [WIDTH, WIDTH]} if mlp else {"name": work.model},
         method={"name": "dp-fedavg"},
-        training={
-            "rounds": rounds,
-            "clients_per_round": work.clients,
-            "sampling": "fixed",
-            "local_epochs": work.epochs,
-            "batch_size": work.batch,
-            "optimizer": {"name": "sgd", "lr": work.lr},
-            "evaluate_every": rounds,
-        },
+        training={"rounds": rounds, "evaluate_every": rounds, "clients_per_round": work.clients, "sampling": "fixed", **local},
         privacy={"noise_multiplier": 1.0, "delta": 0.05 / work.clients, "view": view},
-        run={"engine": "pool"},
+        run={"engine": engine},
     )
 
 
 def examples(work: Workload) -> Dataset:
     """Random images."""
-    about, draw = info("mnist" if work.shape[0] == 1 else "cifar10"), np.random.default_rng(0)
+    about, draw = info(_data(work)), np.random.default_rng(0)
     total = work.clients * work.examples
     x = draw.integers(0, 256, (total, *about.input_shape)).astype(np.uint8)
     y = draw.integers(0, 10, total)
     return Dataset(about, x, y, x[:10], y[:10])
+
+
+def _data(work: Workload) -> str:
+    return "mnist" if work.shape[0] == 1 else "cifar10"
 
 
 @contextmanager
@@ -160,8 +157,7 @@ def memory_of_all() -> Iterator[list[int]]:
             total = 0
             for pid in descendants(os.getpid()):
                 with suppress(OSError):
-                    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                    total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+                    total += held_bytes(pid)
             found.append(total)
 
     thread = threading.Thread(target=watch)
@@ -190,47 +186,38 @@ def compare(workload: str, view: str, rounds: int, turns: int) -> dict[str, Any]
     if not turns:
         return {"memory_by_clients_mb": memory}
     ours: list[dict[str, Any]] = []
-    limit: list[tuple[float, float]] = []
+    bare: list[tuple[float, float]] = []
     for _ in range(turns):
-        with program([sys.executable, HERE / "limit.py", "--lines", "--workload", workload]) as side:
-            limit += [side() for _ in range(rounds)]
+        with limit(workload) as side:
+            bare += [side() for _ in range(rounds)]
         ours.append(measured("--whole", workload, view, "--rounds", rounds))
     seconds, work, phases = ([x for turn in ours for x in turn[key]] for key in ("seconds", "work", "phases"))
     return {
-        "ratio": min(seconds) / min(s for s, _ in limit),
-        "work_ratio": sum(work) / sum(w for _, w in limit),
+        "ratio": min(seconds) / min(s for s, _ in bare),
+        "work_ratio": sum(work) / sum(w for _, w in bare),
         "seconds": seconds,
-        "limit": [s for s, _ in limit],
+        "limit": [s for s, _ in bare],
         "phases": phases[seconds.index(min(seconds))],
         "memory_by_clients_mb": memory,
     }
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
-    parser.add_argument("--views", nargs="+", choices=["aggregate", "server"], default=["aggregate"])
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--turns", type=int, default=2, help="0: memory alone")
-    parser.add_argument("--whole", nargs=2, metavar=("WORKLOAD", "VIEW"))
-    parser.add_argument("--memory", nargs=3, metavar=("WORKLOAD", "VIEW", "CLIENTS"))
-    options = parser.parse_args()
-    if options.whole:
-        name, view = options.whole
-        print(json.dumps(whole(WORKLOADS[name], view, options.rounds or ROUNDS[name])))
-        return
-    if options.memory:
-        name, view, clients = options.memory
+    """Measure and print; `--whole` and `--memory` are one process each."""
+    asked = arguments(
+        __doc__, workloads=ROUNDS, views=["aggregate"], rounds=int, turns=2, whole=[], memory=[]
+    )  # turns: 0 for memory alone
+    if asked.whole:
+        name, view = asked.whole
+        print(json.dumps(whole(WORKLOADS[name], view, asked.rounds or ROUNDS[name])))
+    elif asked.memory:
+        name, view, clients = asked.memory
         print(json.dumps({"mb": memory(replace(WORKLOADS[name], clients=int(clients)), view)}))
-        return
-    for name in options.workloads:
-        for view in options.views:
-            found = compare(name, view, options.rounds or ROUNDS[name], options.turns)
-            save("large", {f"{name} {view}": found})
-            print(f"{name} {view}: MB by clients a round {found['memory_by_clients_mb']}", flush=True)
-            if "ratio" not in found:
-                continue
+    for name, view in () if asked.whole or asked.memory else product(asked.workloads, asked.views):
+        found = compare(name, view, asked.rounds or ROUNDS[name], asked.turns)
+        save("large", {f"{name} {view}": found})
+        print(f"{name} {view}: MB by clients a round {found['memory_by_clients_mb']}", flush=True)
+        if "ratio" in found:
             phases = ", ".join(f"{phase} {s:.2f}" for phase, s in sorted(found["phases"].items(), key=lambda item: -item[1]))
             ratios = f"{found['ratio']:.2f} of the limit, work {found['work_ratio']:.2f}"
             print(f"{name} {view}: {ratios}, {min(found['seconds']):.2f} s ({phases})", flush=True)

@@ -9,26 +9,17 @@ benchmarks/results/learnability.json, where finished runs are kept, and the tabl
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import tempfile
+from functools import cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
-from fedveil.executors.inline import Inline
-from fedveil.experiment.assembly import Prepared, federation, prepare
+from fedveil.experiment.assembly import Prepared, prepare
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.resolve import data_spec, resolve
-from fedveil.federation.fit import fit
-from fedveil.federation.progress import start
-from fedveil.ledger.ledger import Ledger
-from utility import markdown, put
+from harness import accuracy, arguments, fill, kept, markdown, put
 
-HERE = Path(__file__).resolve().parent
-OUT = HERE / "results" / "learnability.json"
 LEVELS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 COORDINATES = {
     "pixels": ({}, {}),
@@ -64,18 +55,18 @@ def configuration(data: str, coordinates: str) -> Config:
     )
 
 
-def accuracy(config: Config, prepared: Prepared, level: float) -> tuple[float, int]:
-    """Test accuracy at this level of noise, and d."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.sqlite"
-        Ledger.create(path, "r").close()
-        d = resolve(config, prepared.population).setting.layout.dimension
-        z = level * COHORT * math.sqrt(ROUNDS / d)
-        noisy = config.model_copy(update={"privacy": config.privacy.model_copy(update={"noise_multiplier": z})})
-        job = federation(resolve(noisy, prepared.population), prepared, path, "r")
-        progress = start(job)
-        fit(job, Inline(job.context), progress)
-    return float(progress.history[-1]["test_accuracy"]), d
+@cache
+def data_of(data: str, coordinates: str) -> Prepared:
+    """The clients' data, the same for all levels."""
+    return prepare(data_spec(configuration(data, coordinates)))
+
+
+def one(data: str, coordinates: str, level: float) -> float:
+    """Test accuracy at this level of noise."""
+    config, prepared = configuration(data, coordinates), data_of(data, coordinates)
+    z = level * COHORT * math.sqrt(ROUNDS / resolve(config, prepared.population).setting.layout.dimension)
+    privacy = config.privacy.model_copy(update={"noise_multiplier": z})
+    return accuracy(config.model_copy(update={"privacy": privacy}), prepared)
 
 
 def shares(results: dict[str, dict[str, float]]) -> tuple[list[float], list[float]]:
@@ -99,27 +90,12 @@ def fitted(levels: list[float], kept: list[float]) -> tuple[float, float, float]
     return (*grid[best], math.sqrt(errors[best]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", action="store_true")
-    options = parser.parse_args()
-    results: dict[str, dict[str, float]] = json.loads(OUT.read_text()) if OUT.exists() else {}
-    for data, coordinates in () if options.page else product(DATA, COORDINATES):
-        row = results.setdefault(f"{data}, {coordinates}", {})
-        if len(row) < len(LEVELS):
-            config = configuration(data, coordinates)
-            prepared = prepare(data_spec(config))
-            for level in LEVELS:
-                if f"{level:g}" not in row:
-                    row[f"{level:g}"], d = accuracy(config, prepared, level)
-                    OUT.write_text(json.dumps(results, indent=1) + "\n")
-                    print(data, coordinates, d, level, row[f"{level:g}"], flush=True)
+if __name__ == "__main__":
+    asked, results = arguments(__doc__, page=False), kept("learnability")
+    each = () if asked.page else product(DATA, COORDINATES, LEVELS)
+    fill("learnability", results, {(f"{data}, {where}", f"{level:g}"): (one, data, where, level) for data, where, level in each})
     head = ["accuracy, %", *(f"R = {level:g}" if level else "no noise" for level in LEVELS)]
     rows = [[name, *(f"{100 * row[f'{level:g}']:.1f}" for level in LEVELS)] for name, row in results.items()]
-    put("learnability", markdown([head, ["---"] * len(head), *rows]))
+    put("utility.md", "<!-- learnability -->", markdown(head, rows))
     half, power, error = fitted(*shares(results))
     print(f"half {half:.3f}, power {power:.3f}, root mean square error {error:.3f}, {len(shares(results)[0])} noisy runs")
-
-
-if __name__ == "__main__":
-    main()

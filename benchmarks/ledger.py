@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -45,12 +46,7 @@ def entry(layers: int) -> Entry:
 
 def seconds(action: Callable[[], object], times: int) -> list[float]:
     """Wall time of each of several calls."""
-    measured = []
-    for _ in range(times):
-        start = time.perf_counter()
-        action()
-        measured.append(time.perf_counter() - start)
-    return measured
+    return timeit.repeat(action, number=1, repeat=times)
 
 
 def main(folder: Path) -> None:

@@ -171,12 +171,10 @@ def client(net: nn.Module, flat: Tensor, grad: Tensor, work: Workload, x: Tensor
             flat.add_(grad, alpha=-work.lr)
 
 
-def worker(
-    rank: int, mine: range, work: Workload, net: nn.Module, vectors: tuple[Tensor, Tensor], memory: Shared, r: int, w: int
-) -> None:
+def worker(mine: range, work: Workload, net: nn.Module, vectors: tuple[Tensor, Tensor], memory: Shared, r: int, w: int) -> None:
     """Train the clients in `mine` whenever GO arrives on `r`, leave the sum of clipped updates, answer on `w`."""
     flat, grad = vectors
-    total = memory.sums[rank]
+    total = memory.sums[mine.start]
     while os.read(r, 1) == GO:
         total.zero_()
         for i in mine:
@@ -231,7 +229,7 @@ def fork(
     pid = os.fork()
     if pid == 0:
         os.close(go_w), os.close(done_r)
-        worker(rank, range(rank, work.clients, processes), work, net, vectors, memory, go_r, done_w)
+        worker(range(rank, work.clients, processes), work, net, vectors, memory, go_r, done_w)
         os._exit(0)
     os.close(go_r), os.close(done_w)
     return pid, go_w, done_r

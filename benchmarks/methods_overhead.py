@@ -10,7 +10,6 @@ each client adds its own; so methods are compared within a view. What cannot run
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.federation.progress import Federation
 from fedveil.methods.method_registry import METHODS, method_from
-from limit import WORKLOADS
+from harness import arguments
 from sides import Turns, federation, ours, save, setting, together
 
 ROUNDS = {"W0": 100, "W1": 8, "W2": 3, "W3": 2, "many": 8}
@@ -89,26 +88,15 @@ def profile(workload: str, only: str) -> None:
             pstats.Stats(found).sort_stats("tottime").print_stats(25)
 
 
-def main() -> None:
-    """Measure and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["W1", "W3"])
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--only", default="", help="methods whose name and variant contain this")
-    parser.add_argument("--profile", metavar="NAME", help="show where the time of these methods goes instead")
-    options = parser.parse_args()
-    for workload in options.workloads:
-        if options.profile:
-            profile(workload, options.profile)
-            continue
-        for view in (View.AGGREGATE, View.SERVER):
-            turns = compare(workload, options.rounds or ROUNDS[workload], options.only, view)
-            if not options.only:
+if __name__ == "__main__":
+    asked = arguments(__doc__, workloads=["W1", "W3"], rounds=int, only="", profile=str)
+    for workload in asked.workloads:
+        if asked.profile:
+            profile(workload, asked.profile)
+        for view in () if asked.profile else (View.AGGREGATE, View.SERVER):
+            turns = compare(workload, asked.rounds or ROUNDS[workload], asked.only, view)
+            if not asked.only:
                 save("methods", {f"{workload} {view.value}": turns.table(REFERENCE)})
             print(f"{workload}, view {view.value}: beside {REFERENCE}")
             for side in turns.seconds:
                 print(turns.line(side, REFERENCE), flush=True)
-
-
-if __name__ == "__main__":
-    main()

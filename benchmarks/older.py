@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sides import HERE, program, together
+from harness import ROOT
+from sides import Side, program, together
 
 ROUND = """
 import sys
@@ -25,23 +27,18 @@ with ours(federation(sys.argv[1], DPFedAvg(), setting(sys.argv[1]), seeded=False
 """
 
 
-def main() -> None:
-    """One line a workload."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("older", type=Path, help="another checkout")
-    parser.add_argument("--workloads", nargs="+", default=["W1", "W3"])
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args()
-    for workload in options.workloads:
-        sides = {name: side(root, workload) for name, root in (("this", HERE.parent), ("older", options.older.resolve()))}
-        print(workload, together(sides, options.rounds).line("this", to="older"), flush=True)
-
-
-def side(root: Path, workload: str):  # type: ignore[no-untyped-def]
+def side(root: Path, workload: str) -> AbstractContextManager[Side]:
     """Rounds of one checkout."""
     path = f"{root / 'src'}:{root / 'benchmarks'}"
     return program([sys.executable, "-c", ROUND, workload], {"PYTHONPATH": path})
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("older", type=Path, help="another checkout")
+    parser.add_argument("--workloads", nargs="+", default=["W1", "W3"])
+    parser.add_argument("--rounds", type=int, default=10)
+    asked = parser.parse_args()
+    for workload in asked.workloads:
+        sides = {name: side(root, workload) for name, root in (("this", ROOT), ("older", asked.older.resolve()))}
+        print(workload, together(sides, asked.rounds).line("this", to="older"), flush=True)

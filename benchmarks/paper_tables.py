@@ -11,15 +11,14 @@ longer has are kept.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from fedveil.studies.reproduce.recipe import rows
 from fedveil.studies.reproduce.recipe_files import Scale, load_recipe, settings_digest
-
-OUT = Path(__file__).resolve().parent / "results" / "paper_tables.json"
+from harness import keep, kept
 
 
 def of_today(name: str, scale: Scale, kept: dict[str, Any]) -> bool:
@@ -45,21 +44,14 @@ def put(kept: dict[str, Any], result: dict[str, Any]) -> None:
             table["rows"] = [*others, one]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    kept: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
-    found = sorted(parser.parse_args().folder.rglob("result.json"))
-    results = {path: json.loads(path.read_text()) for path in found}
-    old = [path for path, result in results.items() if not all("settings" in row for row in result["rows"])]
-    for path in old:
-        print(f"{path}: left out, its rows have no digest of their settings: run the recipe again (finished runs stay)")
-        del results[path]
-    for result in results.values():
-        put(kept, result)
-    OUT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    print(f"{OUT}: {len(results)} results")
-
-
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)
+    tables: dict[str, Any] = kept("paper_tables")
+    for path in sorted(folder.rglob("result.json")):
+        result = json.loads(path.read_text())
+        if all("settings" in row for row in result["rows"]):
+            put(tables, result)
+            print(path)
+        else:
+            print(f"{path}: left out, its rows have no digest of their settings: run the recipe again (finished runs stay)")
+    keep("paper_tables", dict(sorted(tables.items())))

@@ -2,38 +2,31 @@
 
     FEDVEIL_DATA=... python benchmarks/papers.py [fedglp ladp fedanc aldp twin] [--jobs 2]
 
-Each run is a run directory under runs/papers/GROUP; finished ones are kept, interrupted ones go on. What was found goes to
+Each run is a cell of the grid runs/papers/GROUP; finished ones are kept, interrupted ones go on. What was found goes to
 benchmarks/results/papers.json. Noise is seeded, so the figures can be had again. Deviations from the papers' settings are in the
 overrides below, and in docs/methods.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-RUNS = HERE.parent / "runs" / "papers"
-OUT = HERE / "results" / "papers.json"
+from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.recorded_run import read_run
+from fedveil.papers.fedglp_adp.claim import accountant_noise_multiplier
+from fedveil.studies.cell import Cell, CellState, Listener
+from fedveil.studies.grid import run_grid
+from fedveil.studies.twin import twin_sensitivity
+from harness import ROOT, arguments, fill, keep, kept
 
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a preset with overrides; `twin` measures the global sensitivity instead."""
-
-    group: str
-    name: str
-    preset: str
-    overrides: tuple[str, ...]
-    twin: bool = False
+RUNS = ROOT / "runs" / "papers"
+KEPT = ("test_accuracy", "mean_personal_accuracy", "test_f1", "noise_norm", "beta", "gamma", "uplink_bits", "mask_share")
+Job = tuple[str, str, tuple[str, ...]]
+"""Name, preset and overrides of a run."""
 
 
 def fedglp() -> Iterator[Job]:
@@ -41,8 +34,6 @@ def fedglp() -> Iterator[Job]:
 
     With the noise of eight tensors, as these runs were made; the preset's is that of four layers.
     """
-    from fedveil.papers.fedglp_adp.claim import accountant_noise_multiplier
-
     own_tests = ("data.partition.alpha=1.0", "data.client_test_fraction=0.5", "training.personal_on_test_set=false")
     base = ("model.channels=[8, 16]", "model.hidden=64", *own_tests, "training.evaluate_every=20")
     for seed in (1, 2, 3):
@@ -62,12 +53,10 @@ def fedglp() -> Iterator[Job]:
             if epsilon == 6.0:
                 arms["gamma-0"] = (*glp, "method.gamma=0")
             for arm, overrides in arms.items():
-                yield Job(
-                    "fedglp", f"{arm}-{epsilon:g}-{seed}", "fedglp-adp/fashion-mnist", (*base, *overrides, f"run.seed={seed}")
-                )
+                yield f"{arm}-{epsilon:g}-{seed}", "fedglp-adp/fashion-mnist", (*base, *overrides, f"run.seed={seed}")
     alone = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=true")
     for seed in (1, 2, 3):
-        yield Job("fedglp", f"fedavg-{seed}", "fedglp-adp/fashion-mnist", (*base, *alone, f"run.seed={seed}"))
+        yield f"fedavg-{seed}", "fedglp-adp/fashion-mnist", (*base, *alone, f"run.seed={seed}")
 
 
 def ladp() -> Iterator[Job]:
@@ -81,22 +70,22 @@ def ladp() -> Iterator[Job]:
     arms[0.5]["ladp-fl-R1"] = chosen
     for epsilon, mores in arms.items():
         for arm, more in mores.items():
-            yield Job("ladp", f"{arm}-{epsilon:g}", "ladp-fl/cifar10-cnn", (*base, f"privacy.epsilon={epsilon}", *more))
+            yield f"{arm}-{epsilon:g}", "ladp-fl/cifar10-cnn", (*base, f"privacy.epsilon={epsilon}", *more)
 
 
 def fedanc() -> Iterator[Job]:
     """FedANC: with and without pre-training (Fig. 3), and accuracy on Fashion-MNIST."""
     base = ("training.rounds=30", "privacy.epsilon=2000.0")
     for arm, more in {"pretrained": (), "untrained": ("method.pretraining_steps=0",)}.items():
-        yield Job("fedanc", arm, "fedanc/fashion-mnist", (*base, *more))
-    yield Job("fedanc", "fedavg", "fedanc/fashion-mnist", ("training.rounds=30", 'method={name="fedavg"}', "privacy={}"))
+        yield arm, "fedanc/fashion-mnist", (*base, *more)
+    yield "fedavg", "fedanc/fashion-mnist", ("training.rounds=30", 'method={name="fedavg"}', "privacy={}")
 
 
 def aldp() -> Iterator[Job]:
     """ALDP-FL, Table 3: the window on MNIST with LeNet-5, over 12 rounds instead of 80."""
     for window in (2, 3, 4, 5):
         more = (f"method.window={window}", "training.rounds=12", "training.evaluate_every=1")
-        yield Job("aldp", f"window-{window}", "aldp-fl/mnist-lenet5", more)
+        yield f"window-{window}", "aldp-fl/mnist-lenet5", more
 
 
 def twin() -> Iterator[Job]:
@@ -111,86 +100,55 @@ def twin() -> Iterator[Job]:
         **{f"m-{m}": (f"data.partition.clients={m}", f"training.clients_per_round={m}") for m in (10, 40, 80)},
     }
     for name, more in rows.items():
-        yield Job("twin", name, "noisy-fedavg/sensitivity-lenet5", (*base, *more), twin=True)
+        yield name, "noisy-fedavg/sensitivity-lenet5", (*base, *more)
 
 
 GROUPS: dict[str, Callable[[], Iterator[Job]]] = {"fedglp": fedglp, "ladp": ladp, "fedanc": fedanc, "aldp": aldp, "twin": twin}
 
 
-def measured(path: Path) -> Path:
-    """Where the distances of a twin measurement lie; a name may have a point in it."""
-    return path.parent / f"{path.name}.json"
+def configuration(preset: str, overrides: tuple[str, ...]) -> Config:
+    """The preset with the overrides, on the data here, with seeded noise."""
+    fixed = (f'data.data_dir="{os.environ["FEDVEIL_DATA"]}"', "run.seeded_noise=true", 'run.engine="inline"')
+    return load_config(path_of(preset), [*overrides, *fixed])
 
 
-def run(job: Job) -> str:
-    """Run the job in a process of one thread unless it is done; returns its name, and the error if there was one."""
-    path, data = RUNS / job.group / job.name, os.environ["FEDVEIL_DATA"]
-    common = (*job.overrides, f'data.data_dir="{data}"', "run.seeded_noise=true", 'run.engine="inline"')
-    if job.twin:
-        command = [sys.executable, __file__, "--twin", job.preset, str(path), *common]
-        done = measured(path).exists()
-    else:
-        command = [sys.executable, "-m", "fedveil", "run", "--preset", job.preset, "--quiet"]
-        command += ["--resume" if (path / "ledger.sqlite").exists() else "--out", str(path)]
-        command += [word for o in common for word in ("--set", o)]
-        done = (path / "summary.json").exists()
-    if done:
-        return ""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-    print(f"{job.group}/{job.name}: {'done' if ended.returncode == 0 else ended.stderr[-600:]}", flush=True)
-    return "" if ended.returncode == 0 else f"{job.group}/{job.name}"
+def distances(preset: str, overrides: tuple[str, ...]) -> list[float]:
+    """Distances of twin runs, round by round."""
+    return list(twin_sensitivity(configuration(preset, overrides), 0))
 
 
-def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
-    """Write the distances of twin runs, round by round."""
-    from fedveil.experiment.config_files import chosen, load_config
-    from fedveil.studies.twin import twin_sensitivity
-
-    distances = twin_sensitivity(load_config(chosen(None, preset), overrides), 0)
-    measured(path).write_text(json.dumps(distances))
-
-
-def collected() -> dict[str, Any]:
-    """Every finished run in numbers: final and, where recorded, per round."""
-    from fedveil.experiment.recorded_run import read_run
-
-    found: dict[str, Any] = {}
-    keep = ("test_accuracy", "mean_personal_accuracy", "test_f1", "noise_norm", "beta", "gamma", "uplink_bits", "mask_share")
-    for job in (job for group in GROUPS.values() for job in group()):
-        path = RUNS / job.group / job.name
-        if job.twin and measured(path).exists():
-            found.setdefault(job.group, {})[job.name] = json.loads(measured(path).read_text())
-        elif (path / "summary.json").exists():
-            rows = read_run(path).history
-            last = {k: rows[-1][k] for k in keep if rows[-1].get(k) is not None}
-            curves = {k: [r[k] for r in rows if r.get(k) is not None] for k in ("test_accuracy", "beta", "gamma")}
-            statement = json.loads((path / "statement.json").read_text())
-            own = next(v for v in statement["views"] if v["proven"]["scope"]["view"] == statement["scope"]["view"])
-            found.setdefault(job.group, {})[job.name] = {
-                "last": last,
-                "curves": curves,
-                "claimed": own["claimed"] and own["claimed"]["epsilon"],
-                "proven": own["proven"]["epsilon"],
-                "rounds": len(rows),
-            }
-    return found
+def figures(state: CellState) -> dict[str, Any]:
+    """A finished run in numbers: final and, where recorded, per round."""
+    rows = read_run(state.path).history
+    statement = json.loads((state.path / "statement.json").read_text())
+    own = next(v for v in statement["views"] if v["proven"]["scope"]["view"] == statement["scope"]["view"])
+    return {
+        "last": {k: rows[-1][k] for k in KEPT if rows[-1].get(k) is not None},
+        "curves": {k: [r[k] for r in rows if r.get(k) is not None] for k in ("test_accuracy", "beta", "gamma")},
+        "claimed": own["claimed"] and own["claimed"]["epsilon"],
+        "proven": own["proven"]["epsilon"],
+        "rounds": len(rows),
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", default=list(GROUPS), help=", ".join(GROUPS))
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    jobs = [job for group in options.groups for job in GROUPS[group]()]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        failed = [name for name in pool.map(run, jobs) if name]
-    OUT.write_text(json.dumps(collected(), indent=1))
-    print(f"{OUT}: {len(jobs) - len(failed)} of {len(jobs)} runs; failed: {', '.join(failed) or 'none'}")
+class Ended(Listener):
+    """Says which runs are done."""
+
+    def changed(self, state: CellState, left: float | None) -> None:
+        """One line a run."""
+        if state.state in ("done", "failed"):
+            print(f"{state.cell.name}: {state.state} {state.error}", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--twin"]:
-        measure_twin(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
-    else:
-        main()
+    asked, results = arguments(__doc__, GROUPS, jobs=2), kept("papers")
+    for group in asked.names:
+        found = results.setdefault(group, {})
+        if group == "twin":
+            fill("papers", results, {("twin", name): (distances, *rest) for name, *rest in twin()}, asked.jobs)
+            continue
+        cells = [Cell(name, configuration(preset, overrides)) for name, preset, overrides in GROUPS[group]()]
+        states = run_grid(cells, RUNS / group, asked.jobs, Ended())
+        found |= {state.cell.name: figures(state) for state in states if state.state == "done"}
+        keep("papers", results)
+        print(f"{group}: {sum(state.state == 'done' for state in states)} of {len(states)} runs")

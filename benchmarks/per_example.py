@@ -12,11 +12,8 @@ LeNet-5: the same layers, with a max-pooling of our own. Opacus's hooks and ghos
 
 from __future__ import annotations
 
-import argparse
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -31,9 +28,10 @@ from fedveil.release.noise import Randomness
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
+from harness import HERE, arguments
 from limit import LeNet5
 from peers.install import interpreter
-from sides import HERE, Side, Turns, program, save, together, worked
+from sides import Side, Turns, program, save, timed, together
 from token_networks import STEPS as LENGTH
 from token_networks import TOKENS, TokenLSTM, TokenTransformer
 
@@ -54,8 +52,7 @@ def private(network: str) -> GradientSource:
     return PerExampleGradient(plan, Randomness(0, True), (0, 0), partial(per_example_gradients, losses_of=losses))
 
 
-@contextmanager
-def steps(network: str, module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
+def steps(network: str, module: torch.nn.Module, source: GradientSource) -> AbstractContextManager[Side]:
     """STEPS steps in this process."""
     model = FlatModel(module)
     drawn = torch.binomial(torch.full((STEPS,), 20.0 * BATCH), torch.tensor(1 / 20), generator=torch.Generator().manual_seed(7))
@@ -66,17 +63,15 @@ def steps(network: str, module: torch.nn.Module, source: GradientSource) -> Iter
     spec = LocalSpec(batch_size=BATCH, optimizer=OptimizerSpec(lr=0.05))
     local = Local(model, model.vector.clone(), spec, source, torch.Generator(), examples=BATCH, steps=STEPS)
 
-    def side() -> tuple[float, float]:
-        before, start = worked([os.getpid()]), time.perf_counter()
+    def all_steps() -> None:
         for step, size in enumerate(sizes):
             local.step = step
             if isinstance(source, PerExampleGradient):
                 source._batch = x[:size], y[:size]
             source(local, x, y)
             local.descend()
-        return time.perf_counter() - start, worked([os.getpid()]) - before
 
-    yield side
+    return timed(all_steps)
 
 
 def own_lenet5() -> torch.nn.Module:
@@ -111,22 +106,11 @@ def measured(network: str, rounds: int, opacus: bool) -> Turns:
     return together(sides, rounds)
 
 
-def main() -> None:
-    """Measure and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--without-opacus", action="store_true")
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS), help="by default all")
-    options = parser.parse_args()
+if __name__ == "__main__":
+    asked = arguments(__doc__, NETWORKS, rounds=15, without_opacus=False)
     torch.set_num_threads(1)
     keep_freed_memory()
-    for network in options.networks:
-        turns = measured(network, options.rounds, not options.without_opacus)
-        print(network)
-        for side in turns.seconds:
-            print(turns.line(side, REFERENCE))
+    for network in asked.names:
+        turns = measured(network, asked.rounds, not asked.without_opacus)
+        print(network, *(turns.line(side, REFERENCE) for side in turns.seconds), sep="\n", flush=True)
         save("per_example", {network: turns.table(REFERENCE)})
-
-
-if __name__ == "__main__":
-    main()

@@ -14,8 +14,6 @@ into docs/attacks.md.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import tomllib
@@ -37,14 +35,11 @@ from fedveil.experiment.assembly import Prepared, prepare
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.config_files import names, path_of
 from fedveil.experiment.resolve import data_spec, opened
-from fedveil.experiment.run_directory import plain, write_text
+from fedveil.experiment.run_directory import plain
 from fedveil.methods.method_registry import METHODS
+from harness import FIGURES, arguments, keep, kept, markdown, mean_and_spread, put
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "reconstruction_strip.json"
-FIGURE = HERE.parent / "docs" / "figures" / "reconstruction-strip.png"
-PAGE = HERE.parent / "docs" / "attacks.md"
-START, END = "<!-- tables: python benchmarks/reconstruction_strip.py -->", "<!-- end of tables -->"
+COMMAND = "python benchmarks/reconstruction_strip.py"
 DRAWN = 5
 """Images drawn, and kept in the results."""
 NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
@@ -159,7 +154,7 @@ def data() -> Prepared:
 
 def measure(count: int, again: str | None, only: str) -> None:
     """Attack what the results lack with so many images, or what has `again` in its name; each attack is written when done."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: dict[str, Any] = kept("reconstruction_strip")
     for key, network, method, privacy, kind, own in jobs():
         done = len(found.get(key, {}).get("psnr", [])) >= count and (again is None or again not in key)
         if done or not re.search(only, key, re.DOTALL):
@@ -175,13 +170,8 @@ def measure(count: int, again: str | None, only: str) -> None:
         if originals and key.startswith(STRIP) and key.endswith("/informed"):  # the others are not drawn
             one |= {"images": made[:DRAWN], **({"originals": originals[:DRAWN]} if method["name"] == "fedavg" else {})}
         found[key] = one | {"method": method, "privacy": privacy, "attack": kind}
-        write_text(RESULTS, json.dumps(plain({name: found[name] for name, *_ in jobs() if name in found})) + "\n")
+        keep("reconstruction_strip", plain({name: found[name] for name, *_ in jobs() if name in found}), indent=None)
         print(key.replace("\n", " "), cells(found[key]), flush=True)
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean and sample standard deviation over the images."""
-    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def cells(one: dict[str, Any]) -> list[str]:
@@ -191,15 +181,21 @@ def cells(one: dict[str, Any]) -> list[str]:
     labels = "known" if one["labels"] is None else f"{one['labels']:.0%}"
     r = float(one["noise_ratio"])
     ratio = f"{r:.3g}" if r < HOPELESS else f"{r:,.0f}"
-    return [spread(one["psnr"], 1), f"{max(one['psnr']):.1f}", spread(one["ssim"], 3), spread(one["mse"], 3), labels, ratio]
+    return [
+        mean_and_spread(one["psnr"]),
+        f"{max(one['psnr']):.1f}",
+        mean_and_spread(one["ssim"], 3),
+        mean_and_spread(one["mse"], 3),
+        labels,
+        ratio,
+    ]
 
 
 def tables(found: dict[str, Any]) -> str:
     """A table of each network: all methods, by attackers who know nothing of the defence and who know it; and the bypasses."""
     parts = []
     for network in NETWORKS:
-        of_network = {key: one for key, one in found.items() if key.startswith(f"{network}/")}
-        informed = {key: one for key, one in of_network.items() if key.endswith("/informed")}
+        informed = {key: one for key, one in found.items() if key.startswith(f"{network}/") and key.endswith("/informed")}
         if not informed:
             continue
         floors = next(iter(informed.values()))["floors"]
@@ -207,26 +203,21 @@ def tables(found: dict[str, Any]) -> str:
             f"**{network}**. Floors, of the first row's images: mean image {floors['mean image']:.1f} dB, another image "
             f"{floors['other image']:.1f} dB, uniform noise {floors['uniform']:.1f} dB.\n"
         )
-        head = ["method", "epsilon", "n", "naive", "informed", "largest", "SSIM", "MSE", "labels", "r"]
-        parts += [f"| {' | '.join(head)} |", f"|{'-|' * len(head)}"]
+        rows = []
         for key, one in informed.items():
             naive = found.get(key.replace("/informed", "/naive"), {})
-            before = spread(naive["psnr"], 1) if "psnr" in naive else ""
+            before = mean_and_spread(naive["psnr"]) if "psnr" in naive else ""
             if before and len(naive["psnr"]) < len(one.get("psnr", [])):
                 before += f" ({len(naive['psnr'])})"
             epsilon = f"{one['privacy']['epsilon']:g}" if "epsilon" in one["privacy"] else "-"
-            n = str(len(one["psnr"])) if "psnr" in one else ""
-            row = [key.split("/")[1].replace("\n", ", "), epsilon, n, before, *cells(one)]
-            parts.append(f"| {' | '.join(row)} |")
-        parts.append("")
-    parts += [
-        "**What gets around Soteria and CENSOR**, LeNet-5:\n",
-        "| attack | n | PSNR | largest | SSIM | MSE | labels |",
-        "|-|-|-|-|-|-|-|",
-    ]
-    for key, one in found.items():
-        if key.endswith("/bypass"):
-            parts.append(f"| {' | '.join([key.split('/')[1], str(len(one.get('psnr', []))), *cells(one)[:5]])} |")
+            n = len(one["psnr"]) if "psnr" in one else ""
+            rows.append([key.split("/")[1].replace("\n", ", "), epsilon, n, before, *cells(one)])
+        head = ["method", "epsilon", "n", "naive", "informed", "largest", "SSIM", "MSE", "labels", "r"]
+        parts += [markdown(head, rows), ""]
+    bypassed = {key.split("/")[1]: one for key, one in found.items() if key.endswith("/bypass")}
+    rows = [[name, len(one.get("psnr", [])), *cells(one)[:5]] for name, one in bypassed.items()]
+    parts += ["**What gets around Soteria and CENSOR**, LeNet-5:\n"]
+    parts += [markdown(["attack", "n", "PSNR", "largest", "SSIM", "MSE", "labels"], rows)]
     return "\n".join(parts)
 
 
@@ -262,22 +253,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Measure, unless the results are only to be drawn; then the tables and the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="tables and picture from the stored results")
-    parser.add_argument("--images", type=int, default=8, help="images attacked by each attacker")
-    parser.add_argument("--again", help="attack anew what has this text in its name")
-    parser.add_argument("--only", default="", help="attack only what this regular expression finds in its name")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if not options.draw:
-        measure(options.images, options.again, options.only)
-    found = json.loads(RESULTS.read_text())
-    before, after = PAGE.read_text().split(START)[0], PAGE.read_text().split(END)[1]
-    PAGE.write_text(f"{before}{START}\n{tables(found)}\n{END}{after}")
-    draw(found, FIGURE)
-
-
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, draw=False, images=8, again=str, only="")
+    torch.set_num_threads(1)
+    if not asked.draw:
+        measure(asked.images, asked.again, asked.only)
+    found = kept("reconstruction_strip")
+    put("attacks.md", f"<!-- tables: {COMMAND} -->", tables(found), "<!-- end of tables -->")
+    draw(found, FIGURES / "reconstruction-strip.png")

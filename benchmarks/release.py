@@ -8,7 +8,6 @@ vector. Exact: `to_grid` (clip, truncation, check) and `rounded_normal`. Both on
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from fedveil.accounting.finite_precision import total_variation
 from fedveil.mechanism.grid import exponent_for, to_grid
 from fedveil.mechanism.sampler import rounded_normal
+from harness import arguments
 
 LENET5 = 61_706
 SIZES = {LENET5: 10, 11_000_000: 1}
@@ -118,16 +118,8 @@ def losses() -> None:
     print(f"\ntotal variation of one draw of {n:,} coordinates: {total_variation(n):.1e}")
 
 
-def main() -> None:
-    """Both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    speed(options.rounds)
-    losses()
-
-
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, rounds=15, threads=1)
+    torch.set_num_threads(asked.threads)
+    speed(asked.rounds)
+    losses()

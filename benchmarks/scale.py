@@ -11,7 +11,6 @@ benchmarks/results/scale.json and docs/figures/scale.svg.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -28,54 +27,29 @@ import numpy as np
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options, from_options
+from fedveil.drawing import blank, panels, quiet
+from fedveil.drawing import save as save_figure
 from fedveil.experiment.config import configure
 from fedveil.experiment.run import run
-from sides import HERE, save
-
-
-def main() -> None:
-    """Measure one number of clients here, several each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[10**k for k in range(2, 7)])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--a-round", type=int, default=100, help="clients a round, on average; of one number of clients only")
-    parser.add_argument("--view", choices=["aggregate", "server"], default="aggregate")
-    parser.add_argument("--engine", default="pool")
-    options = parser.parse_args()
-    if len(options.clients) == 1:
-        print(json.dumps(measure(options.clients[0], options.rounds, options.a_round, options.view, options.engine)))
-        return
-    table: dict[str, Any] = {}
-    for n in options.clients:
-        command = [sys.executable, __file__, "--clients", str(n), "--rounds", str(options.rounds)]
-        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        table[str(n)] = json.loads(line.splitlines()[-1])
-        print(line.strip(), flush=True)
-    save("scale", table)
-    draw(list(table.values()))
+from harness import FIGURES, arguments
+from sides import save
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Round time and memory against the number of clients."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    clients = [row["clients"] for row in rows]
-    least = rows[0]["round_seconds_least"]
-    axes[0].semilogx(clients, [row["round_seconds_least"] / least for row in rows], "o-")
-    axes[0].set(xlabel="clients", ylabel=f"fastest round / that of {clients[0]} clients", ylim=(0, 2))
-    axes[1].semilogx(clients, [row["rss_mb"] for row in rows], "o-")
-    axes[1].axhline(2000, color="grey", linestyle="--", linewidth=1)
-    axes[1].set(xlabel="clients", ylabel="largest resident size, MB", ylim=(0, None))
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", alpha=0.3)
-    path = HERE.parent / "docs" / "figures" / "scale.svg"
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    left, right = panels(figure := blank(8, 3), 2, 2)
+    clients, seconds = ([row[key] for row in rows] for key in ("clients", "round_seconds_least"))
+    left.semilogx(clients, [s / seconds[0] for s in seconds], "o-")
+    left.set(xlabel="clients", ylabel=f"fastest round / that of {clients[0]} clients", ylim=(0, 2))
+    right.semilogx(clients, [row["rss_mb"] for row in rows], "o-")
+    right.axhline(2000, color="grey", linestyle="--", linewidth=1)
+    right.set(xlabel="clients", ylabel="largest resident size, MB", ylim=(0, None))
+    quiet(left)
+    quiet(right)
+    save_figure(figure, FIGURES / "scale.svg")
 
 
-def measure(n: int, rounds: int, a_round: int = 100, view: str = "aggregate", engine: str = "pool") -> dict[str, Any]:
+def measure(n: int, rounds: int, a_round: int, view: str, engine: str) -> dict[str, Any]:
     """One run with n clients; a round lasts from one row of the history to the next, with its charges and its checkpoint."""
     random, digits = np.random.default_rng(0), info("digits")
     x = random.integers(0, 17, (n, *digits.input_shape)).astype(np.uint8)
@@ -108,5 +82,22 @@ def measure(n: int, rounds: int, a_round: int = 100, view: str = "aggregate", en
     }
 
 
+def several(clients: list[int], rounds: int) -> dict[str, Any]:
+    """Each number of clients in a process of its own."""
+    table = {}
+    for n in clients:
+        command = [sys.executable, __file__, "--clients", str(n), "--rounds", str(rounds)]
+        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        table[str(n)] = json.loads(line)
+        print(line, flush=True)
+    return table
+
+
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, clients=[10**k for k in range(2, 7)], rounds=20, a_round=100, view="aggregate", engine="pool")
+    if len(asked.clients) == 1:
+        print(json.dumps(measure(asked.clients[0], asked.rounds, asked.a_round, asked.view, asked.engine)))
+    else:
+        found = several(asked.clients, asked.rounds)
+        save("scale", found)
+        draw(list(found.values()))

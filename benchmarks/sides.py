@@ -9,14 +9,14 @@ program that does a round for each line it is sent (`program`), such as the limi
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import active_children
@@ -41,10 +41,9 @@ from fedveil.release.noise import Randomness
 from fedveil.release.release_layout import NullLedger
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
+from harness import HERE, keep, kept
 from limit import WORKLOADS
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 Side = Callable[[], tuple[float, float]]
 """One round: seconds on the clock, and seconds that cores worked for it (NaN where the system does not tell)."""
 
@@ -112,6 +111,12 @@ def descendants(pid: int) -> list[int]:
             with suppress(OSError):
                 found += map(int, children.read_text().split())
     return found
+
+
+def held_bytes(pid: int) -> int:
+    """Bytes that a process holds, of a shared page its part (Linux)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
 
 # --- sides -------------------------------------------------------------------------------------------------------------
@@ -219,6 +224,23 @@ def _number(line: str) -> bool:
     return True
 
 
+def limit(workload: str) -> AbstractContextManager[Side]:
+    """Rounds of the limit program."""
+    return program([sys.executable, HERE / "limit.py", "--lines", "--workload", workload])
+
+
+@contextmanager
+def timed(action: Callable[[], object]) -> Iterator[Side]:
+    """What a call in this process takes."""
+
+    def side() -> tuple[float, float]:
+        before, start = worked([os.getpid()]), time.perf_counter()
+        action()
+        return time.perf_counter() - start, worked([os.getpid()]) - before
+
+    yield side
+
+
 def together(sides: Mapping[str, Any], rounds: int, warm: int = 1) -> Turns:
     """`take_turns` of sides that are context managers, all of them open at once."""
     with ExitStack() as stack:
@@ -247,20 +269,14 @@ BEFORE = wanting()
 
 def machine() -> dict[str, Any]:
     """What was measured on, with which versions."""
-    cpu = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [
-            line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    packages = {}
-    for name in ("torch", "numpy", "fedveil"):
-        try:
+    about = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(":")[2].strip() for line in about.splitlines() if "model name" in line]
+    packages = dict.fromkeys(("torch", "numpy", "fedveil"), "?")
+    for name in packages:
+        with suppress(PackageNotFoundError):
             packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "?"
     return {
-        "cpu": cpu,
+        "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -271,18 +287,11 @@ def machine() -> dict[str, Any]:
 
 def save(name: str, table: Mapping[str, Any]) -> None:
     """Put these entries into benchmarks/results/<name>.json, with the machine and how busy it was before each was measured."""
-    RESULTS.mkdir(exist_ok=True)
     held = loaded(name)
-    whole = {
-        "machine": machine(),
-        "table": {**held["table"], **table},
-        "load": {**held["load"], **dict.fromkeys(table, round(BEFORE, 1))},
-    }
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    loads = {**held["load"], **dict.fromkeys(table, round(BEFORE, 1))}
+    keep(name, {"machine": machine(), "table": {**held["table"], **table}, "load": loads})
 
 
 def loaded(name: str) -> dict[str, Any]:
     """What benchmarks/results/<name>.json holds: `table`, and `load` for each of its entries."""
-    path = RESULTS / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return {"table": {}, "load": {}} | found
+    return {"table": {}, "load": {}} | kept(name)

@@ -9,11 +9,8 @@ has clip and noise besides. Ratios are to one call each: above 1 the other way i
 
 from __future__ import annotations
 
-import argparse
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -32,7 +29,8 @@ from fedveil.release.noise import Randomness
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel
-from sides import Side, save, together, worked
+from harness import arguments
+from sides import Side, save, timed, together
 
 REFERENCE = "one call each"
 losses_of = Classification().losses
@@ -92,44 +90,29 @@ OWN: dict[str, Callable[[], nn.Module]] = {"LeNet-5, a class": LeNet5, "wide per
 NETWORKS = ("linear", "mlp", "lenet5", "cnn2", "cnn3", "resnet18", "vit-small", *OWN)
 
 
-@contextmanager
-def steps(net: nn.Module, shape: tuple[int, ...], expected: int, gradients: Gradients) -> Iterator[Side]:
+def steps(net: nn.Module, shape: tuple[int, ...], expected: int, gradients: Gradients) -> AbstractContextManager[Side]:
     """One step, on a full pass of examples."""
-    model = FlatModel(net)
-    plan = DpSgd(1.0, 1.0, 1.0, 1, expected, 100 * expected)
+    model, plan = FlatModel(net), DpSgd(1.0, 1.0, 1.0, 1, expected, 100 * expected)
     source = PerExampleGradient(plan, Randomness(0, True), (0, 0), gradients)
     local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator())
     x, y = torch.randn(plan.together, *shape), torch.randint(0, 10, (plan.together,))
 
-    def side() -> tuple[float, float]:
-        before, start = worked([os.getpid()]), time.perf_counter()
+    def step() -> None:
         source._batch = x, y
         source(local, x, y)
-        return time.perf_counter() - start, worked([os.getpid()]) - before
 
-    yield side
-
-
-def main() -> None:
-    """Measure and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=64, help="expected examples; of large networks 8")
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS), help="by default all")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    for name in options.networks:
-        shape, n = SHAPES.get(name, (1, 28, 28)), BATCHES.get(name, options.batch)
-        torch.manual_seed(1)
-        net = OWN[name]() if name in OWN else registry.build(name, shape, 10, 1)
-        ways = {way: make for way, make in WAYS.items() if way != "in a batch" or per_example.known(net)}
-        turns = together({way: steps(net, shape, n, make) for way, make in ways.items()}, options.rounds)
-        print(f"{name}, batch {n}")
-        for way in turns.seconds:
-            print(turns.line(way, REFERENCE))
-        save("single_examples", {name: turns.table(REFERENCE)})
+    return timed(step)
 
 
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, NETWORKS, rounds=15, batch=64)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    for name in asked.names:
+        shape, n = SHAPES.get(name, (1, 28, 28)), BATCHES.get(name, asked.batch)
+        torch.manual_seed(1)
+        net = OWN[name]() if name in OWN else registry.build(name, shape, 10, 1)
+        ways = {way: make for way, make in WAYS.items() if way != "in a batch" or per_example.known(net)}
+        turns = together({way: steps(net, shape, n, make) for way, make in ways.items()}, asked.rounds)
+        print(f"{name}, batch {n}", *(turns.line(way, REFERENCE) for way in turns.seconds), sep="\n", flush=True)
+        save("single_examples", {name: turns.table(REFERENCE)})

@@ -11,29 +11,20 @@ where finished runs are kept until their settings change; what was set by hand s
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
-import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from fedveil.executors.inline import Inline
-from fedveil.experiment.assembly import federation
 from fedveil.experiment.config import Config
-from fedveil.experiment.resolve import opened
-from fedveil.federation.fit import fit
-from fedveil.federation.progress import start
-from fedveil.ledger.ledger import Ledger
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import kept, rows
+from fedveil.studies.reproduce.recipe import kept as kept_in
+from fedveil.studies.reproduce.recipe import rows
 from fedveil.studies.reproduce.recipe_files import job_of, load_recipe, recipe_names
 from fedveil.studies.reproduce.reproduction import chance_of, presence
+from harness import accuracy, arguments, keep, kept
 
-OUT = Path(__file__).resolve().parent / "results" / "small_scale.json"
 MARGIN = 0.2
 """How far above chance FedAvg shall end."""
 PLAIN = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=false", "run.engine='inline'")
@@ -44,7 +35,7 @@ def settings(name: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, Co
     recipe = load_recipe(name)
     longest: dict[str, tuple[str, Config]] = {}
     for row in rows(recipe):
-        if row.missing or not kept(recipe, row, "small"):
+        if row.missing or not kept_in(recipe, row, "small"):
             continue
         config = job_of(recipe, row, "small", overrides=(*overrides, *PLAIN)).config
         training = config.training.model_copy(update={"rounds": 0, "evaluate_every": 0})
@@ -63,19 +54,8 @@ def trains(name: str) -> bool:
     return measure == "twin" or (MEASURES[measure].trains and measure != "uplink")
 
 
-def accuracy(config: Config) -> float:
-    """Test accuracy of the last round's global model."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.sqlite"
-        Ledger.create(path, "r").close()
-        job = federation(*opened(config), path, "r")
-        progress = start(job)
-        fit(job, Inline(job.context), progress)
-    return float(progress.history[-1]["test_accuracy"])
-
-
 def measured(config: Config, seed: int, found: dict[str, float]) -> float:
-    """The accuracy with this seed, from `found` if it was run before."""
+    """The accuracy of the last global model with this seed, from `found` if it was run before."""
     training = config.training.model_copy(update={"evaluate_every": config.training.rounds})
     seeded = config.model_copy(update={"training": training, "run": config.run.model_copy(update={"seed": seed})})
     content = seeded.model_dump_json(exclude={"run": True, "data": {"data_dir"}})
@@ -86,29 +66,23 @@ def measured(config: Config, seed: int, found: dict[str, float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=recipe_names())
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument(
-        "--set", nargs="+", default=[], help="section.key=value for all rows, such as data in place of absent ones"
-    )
-    options = parser.parse_args()
-    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {"runs": {}, "recipes": {}}
+    """Every recipe named, row by row."""
+    asked = arguments(__doc__, recipe_names(), seeds=[1], set=[])
+    results: dict[str, Any] = kept("small_scale", {"runs": {}, "recipes": {}})
     here = functools.cache(lambda name: presence(name, os.environ.get("FEDVEIL_DATA")) == "here")
-    for name in (name for name in options.recipes if trains(name)):
-        table: dict[str, Any] = {}
-        results["recipes"][", ".join([name, *options.set])] = table
-        for labels, config in settings(name, options.set):
+    for name in (name for name in asked.names if trains(name)):
+        table = results["recipes"][", ".join([name, *asked.set])] = {}
+        for labels, config in settings(name, asked.set):
             chance = chance_of(config.data.name)
             if not here(config.data.name) or chance is None:
                 table[labels] = {"data": config.data.name, "accuracy": None}
                 continue
-            values = [measured(config, seed, results["runs"]) for seed in options.seeds]
+            values = [measured(config, seed, results["runs"]) for seed in asked.seeds]
             table[labels] = {"data": config.data.name, "chance": chance, "accuracy": values}
-            OUT.write_text(json.dumps(results, indent=1) + "\n")
+            keep("small_scale", results)
             enough = "" if min(values) >= chance + MARGIN else "  LESS THAN 20 POINTS ABOVE CHANCE"
             print(f"{name}: {labels}: {', '.join(f'{100 * v:.1f}' for v in values)} %{enough}", flush=True)
-    OUT.write_text(json.dumps(results, indent=1) + "\n")
+    keep("small_scale", results)
 
 
 if __name__ == "__main__":

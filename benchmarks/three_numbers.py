@@ -12,26 +12,22 @@ unless the first finds a structural leak, which no seed changes. It can be inter
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.types import at_least, at_most
 from fedveil.attacks.audit_run import audit_config
+from fedveil.drawing import AMBER, BLUE, ORANGE, blank, save
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.run_directory import plain
 from fedveil.methods.method_registry import METHODS
+from harness import FIGURES, arguments, keep, kept, markdown, put
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "claimed-proven-audited.md"
-RESULTS = HERE / "results" / "three_numbers.json"
-FIGURE = HERE.parent / "docs" / "figures" / "three-numbers.svg"
-START, END = "<!-- table: python benchmarks/three_numbers.py -->", "<!-- end of table -->"
+COMMAND = "python benchmarks/three_numbers.py"
 N, SEEDS = 300, (1001, 1002, 1003, 1004, 1005)
 TRAINING = {
     "rounds": 5,
@@ -205,76 +201,38 @@ def audited(line: dict[str, Any]) -> str:
 def table(lines: list[dict[str, Any]]) -> str:
     """The Markdown table."""
     head = ["method", "view", "unit", "adjacency", "delta", "claimed", "proven", "audited", "test", "n", "confidence"]
-    out = [f"| {' | '.join(head)} |", f"|{'-|' * len(head)}"]
+    rows = []
     for line in lines:
-        cells = [label(line), line["view"], line["unit"], line["adjacency"], f"{line['delta']:g}"]
-        cells += [number(line["claimed"]), at_most(line["proven"], 3), audited(line)]
+        claimed = number(line["claimed"])
         if line["claimed"] is not None and line["claimed_delta"] != line["delta"]:
-            cells[5] += f" (delta {line['claimed_delta']:.2g})"
-        cells += [line["test"], str(line["n"]), f"{math.floor(line['confidence'] * 1e6 + 1e-3) / 1e6:g}"]
-        out.append(f"| {' | '.join(cells)} |")
-    return "\n".join(out)
+            claimed += f" (delta {line['claimed_delta']:.2g})"
+        first = [label(line), line["view"], line["unit"], line["adjacency"], f"{line['delta']:g}", claimed]
+        confidence = f"{math.floor(line['confidence'] * 1e6 + 1e-3) / 1e6:g}"
+        rows.append([*first, at_most(line["proven"], 3), audited(line), line["test"], line["n"], confidence])
+    return markdown(head, rows)
 
 
 def draw(lines: list[dict[str, Any]]) -> None:
     """One row per line, three marks on a log axis, inf at the right edge."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     low, edge = 0.05, 1000.0
-    styles = {"claimed": ("#E69F00", "D"), "proven": ("#0072B2", "|"), "audited": ("#D55E00", ">")}
-    mpl.rcParams["svg.hashsalt"] = "three-numbers"
-    figure, axes = plt.subplots(figsize=(8, 0.34 * len(lines) + 1.2), layout="constrained")
+    styles = {"claimed": (AMBER, "D"), "proven": (BLUE, "|"), "audited": (ORANGE, ">")}
+    figure = blank(8, 0.34 * len(lines) + 1.2)
+    axes = figure.subplots()
     for key, (colour, mark) in styles.items():
         shown = [(list(line[key].values()) if key == "audited" else [line[key]], i) for i, line in enumerate(lines)]
         points = [(min(max(value, low), edge), i) for values, i in shown for value in values if value is not None]
-        size = 160 if key == "proven" else 46
-        thick = 2 if mark == "|" else 1
-        axes.scatter(
-            [x for x, _ in points], [i for _, i in points], c=colour, marker=mark, s=size, label=key, zorder=3, linewidths=thick
-        )
+        looks = {"c": colour, "marker": mark, "s": 160 if mark == "|" else 46, "linewidths": 2 if mark == "|" else 1}
+        axes.scatter(*zip(*points, strict=True), label=key, zorder=3, **looks)
     axes.set_xscale("log")
     axes.set_xlim(low * 0.8, edge * 1.5)
-    ticks = [low, 0.2, 1, 10, 100, edge]
-    axes.set_xticks(ticks, ["<= 0.05", "0.2", "1", "10", "100", "inf"])
+    axes.set_xticks([low, 0.2, 1, 10, 100, edge], ["<= 0.05", "0.2", "1", "10", "100", "inf"])
     axes.set_yticks(range(len(lines)), [f"{label(line)}, {line['view']}" for line in lines], fontsize=8)
     axes.invert_yaxis()
     axes.grid(axis="x", color="#dddddd")
     axes.axvline(edge, color="#888888", lw=0.8)
     axes.set_xlabel("epsilon (audited: lower bound; proven: upper bound)")
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    FIGURE.parent.mkdir(exist_ok=True)
-    figure.savefig(FIGURE, metadata={"Date": None})
-
-
-def main() -> None:
-    """Measure what is missing of all rows, or of those of the methods or rows named, and write results, page and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--again", action="store_true")
-    parser.add_argument("--draw", action="store_true")
-    options = parser.parse_args()
-    wanted = [row for row in rows() if not options.names or {row["method"]["name"], row.get("name")} & set(options.names)]
-    kept: dict[str, list[dict[str, Any]]] = {key(row): [] for row in rows()}
-    for line in map(number_line, json.loads(RESULTS.read_text()) if RESULTS.exists() else []):
-        if key(line) in kept and not (options.again and key(line) in {key(row) for row in wanted}):
-            kept[key(line)].append(line)
-    with ProcessPoolExecutor(2) as pool:
-        for seeds in () if options.draw else (SEEDS[:1], SEEDS[1:]):
-            missing = [(row, seed) for seed in seeds for row in wanted if not complete(kept[key(row)], seed)]
-            begun = {pool.submit(measure, row, seed): row for row, seed in missing}
-            for done in as_completed(begun):
-                kept[key(begun[done])] = joined(kept[key(begun[done])], done.result())
-                RESULTS.write_text(json.dumps(plain([line for lines in kept.values() for line in lines]), indent=1) + "\n")
-    results = [line for lines in kept.values() for line in lines]
-    for line in results:
-        if "error" in line:
-            print(f"not audited: {line['method']} {line['privacy']}: {line['error']}")
-    lines = [line for line in results if "error" not in line]
-    print(table(lines))
-    write(lines)
+    save(figure, FIGURES / "three-numbers.svg")
 
 
 def complete(lines: list[dict[str, Any]], seed: int) -> bool:
@@ -310,11 +268,29 @@ def number_line(line: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def write(lines: list[dict[str, Any]]) -> None:
-    """The page's table and the figure."""
-    text = PAGE.read_text()
-    before, after = text.split(START)[0], text.split(END)[1]
-    PAGE.write_text(f"{before}{START}\n{table(lines)}\n{END}{after}")
+def main() -> None:
+    """Measure what is missing of all rows, or of those of the methods or rows named, and write results, page and figure."""
+    every = {name for row in rows() for name in (row["method"]["name"], row.get("name")) if name}
+    asked = arguments(__doc__, sorted(every), again=False, draw=False)
+    wanted = [row for row in rows() if {row["method"]["name"], row.get("name")} & set(asked.names)]
+    found: dict[str, list[dict[str, Any]]] = {key(row): [] for row in rows()}
+    for line in map(number_line, kept("three_numbers", [])):
+        if key(line) in found and not (asked.again and key(line) in {key(row) for row in wanted}):
+            found[key(line)].append(line)
+    with ProcessPoolExecutor(2) as pool:
+        for seeds in () if asked.draw else (SEEDS[:1], SEEDS[1:]):
+            missing = [(row, seed) for seed in seeds for row in wanted if not complete(found[key(row)], seed)]
+            begun = {pool.submit(measure, row, seed): key(row) for row, seed in missing}
+            for done in as_completed(begun):
+                found[begun[done]] = joined(found[begun[done]], done.result())
+                keep("three_numbers", plain([line for lines in found.values() for line in lines]))
+    results = [line for lines in found.values() for line in lines]
+    for line in results:
+        if "error" in line:
+            print(f"not audited: {line['method']} {line['privacy']}: {line['error']}")
+    lines = [line for line in results if "error" not in line]
+    print(table(lines))
+    put("claimed-proven-audited.md", f"<!-- table: {COMMAND} -->", table(lines), "<!-- end of table -->")
     draw(lines)
 
 

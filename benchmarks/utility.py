@@ -12,27 +12,14 @@ hospitals' own seeds begin at 101, and no run before had them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from fedveil.executors.inline import Inline
-from fedveil.experiment.assembly import federation
 from fedveil.experiment.config_files import load_config, path_of
-from fedveil.experiment.resolve import opened
-from fedveil.federation.fit import fit
-from fedveil.federation.progress import start
-from fedveil.ledger.ledger import Ledger
+from harness import HERE, ROOT, Case, accuracy, arguments, fill, kept, markdown, mean_and_spread, put
 
-HERE = Path(__file__).resolve().parent
-OUT, PAGE, GUIDE = HERE / "results" / "utility.json", HERE.parent / "docs" / "utility.md", HERE.parent / "docs" / "guide.md"
 PRESETS = {
     "main": {"no public data": "utility/fashion-mnist", "MNIST declared public": "utility/fashion-mnist-public"},
     "cifar": {"cifar-10, no public data": "utility/cifar-10", "cifar-10, frozen EfficientNet-lite0": "utility/cifar-10-public"},
@@ -53,7 +40,7 @@ ABLATION: dict[str, list[str]] = {
     "mean of the models of the last third": ["run.final_model=tail"],
 }
 ABLATED = 0.5
-HOSPITALS = HERE.parent / "examples" / "hospitals"
+HOSPITALS = ROOT / "examples" / "hospitals"
 PLAIN = "{name='sgd', lr=1.0}"
 HOSPITAL_ROWS: dict[str, tuple[str, list[str]]] = {
     "record | server | 1": ("by-record.toml", []),
@@ -90,99 +77,55 @@ def jobs(part: str) -> dict[str, tuple[Path, list[str]]]:
     if part == "hospitals":
         return {f"hospitals, {name}": (HOSPITALS / file, changed) for name, (file, changed) in HOSPITAL_ROWS.items()}
     if part == "stand-in":
-        cells = [(file, list(grid), values) for file, grid in STAND_IN_GRID.items() for values in product(*grid.values())]
-        changed = [(file, [f"{key}={value}" for key, value in zip(keys, values, strict=True)]) for file, keys, values in cells]
+        each = ((file, keys, values) for file, keys in STAND_IN_GRID.items() for values in product(*keys.values()))
+        changed = [(file, [f"{key}={value}" for key, value in zip(keys, values, strict=True)]) for file, keys, values in each]
         return {f"stand-in, {file}, {', '.join(cell)}": (HOSPITALS / file, [STAND_IN, *cell]) for file, cell in changed}
     if part == "ablation":
-        fixed = f"privacy.epsilon={ABLATED}"
-        preset = path_of("utility/fashion-mnist")
+        fixed, preset = f"privacy.epsilon={ABLATED}", path_of("utility/fashion-mnist")
         return {f"ablation, {name}": (preset, [fixed, *changed]) for name, changed in ABLATION.items()}
     rows = product(PRESETS[part].items(), EPSILONS[part])
     return {f"{name}, {e:g}": (path_of(preset), [f"privacy.epsilon={e}"]) for (name, preset), e in rows}
 
 
-def accuracy(path: Path, overrides: list[str], seed: int) -> float:
+def percent(path: Path, overrides: list[str], seed: int) -> float:
     """Test accuracy in percent at the end of one run."""
-    torch.set_num_threads(1)
     fixed = ["run.seeded_noise=true", "training.evaluate_every=1000", f"run.seed={seed}"]
-    config = load_config(path, [*fixed, *overrides])
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(folder) / "ledger.sqlite"
-        Ledger.create(ledger, "r").close()
-        job = federation(*opened(config), ledger, "r")
-        progress = start(job)
-        fit(job, Inline(job.context), progress)
-    return 100 * float(progress.history[-1]["test_accuracy"])
+    return 100 * accuracy(load_config(path, [*fixed, *overrides]))
+
+
+def cases(part: str, seeds: int) -> dict[tuple[str, ...], Case]:
+    """All runs of a part."""
+    first = FIRST_SEED.get(part, 1)
+    each = product(range(first, first + seeds), jobs(part).items())
+    return {(row, str(seed)): (percent, *job, seed) for seed, (row, job) in each}
 
 
 def cell(results: Results, row: str) -> str:
     """Mean, spread and number of seeds."""
-    values = list(results.get(row, {}).values())
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread} ({len(values)})"
+    values = results.get(row, {}).values()
+    return f"{mean_and_spread(values)} ({len(values)})" if values else ""
 
 
-def mean_of(results: Results, row: str) -> float:
-    """Mean accuracy over the seeds."""
-    return statistics.mean(results[row].values())
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def tables(results: Results) -> dict[str, str]:
+def write(results: Results) -> None:
     """The pages' tables by part."""
-    found = {}
     for part, epsilons in EPSILONS.items():
-        rows = [["epsilon", *(f"{e:g}" for e in epsilons)], ["---"] * (len(epsilons) + 1)]
-        rows += [[name, *(cell(results, f"{name}, {e:g}") for e in epsilons)] for name in PRESETS[part]]
-        found[part] = markdown(rows)
-    ablation = [[f"at epsilon {ABLATED:g}", "accuracy"], ["---", "---"]]
-    ablation += [[name, cell(results, f"ablation, {name}")] for name in ABLATION]
-    hospitals = [["protected | against | epsilon", "accuracy"], ["--- | --- | ---", "---"]]
-    hospitals += [[name, cell(results, f"hospitals, {name}")] for name in HOSPITAL_ROWS]
-    return {**found, "ablation": markdown(ablation), "hospitals": markdown(hospitals)}
-
-
-def put(part: str, table: str) -> None:
-    """Put a table between its marks on its page."""
-    page = GUIDE if part == "hospitals" else PAGE
-    before, mark, after = page.read_text(encoding="utf-8").partition(f"<!-- {part} -->\n")
-    page.write_text(before + mark + table + "\n<!-- end -->" + after.partition("<!-- end -->")[2], encoding="utf-8")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", choices=PARTS)
-    parser.add_argument("--page", action="store_true")
-    options = parser.parse_args()
-    results: Results = json.loads(OUT.read_text()) if OUT.exists() else {}
-    parts = () if options.page else (options.part,) if options.part else PARTS
-    with ProcessPoolExecutor(2) as pool:
-        begun = {}
-        for part in parts:
-            first = FIRST_SEED.get(part, 1)
-            for seed, (row, (path, overrides)) in product(range(first, first + options.seeds), jobs(part).items()):
-                if str(seed) not in results.setdefault(row, {}):
-                    begun[pool.submit(accuracy, path, overrides, seed)] = row, str(seed)
-        for done in as_completed(begun):
-            row, number = begun[done]
-            results[row][number] = done.result()
-            OUT.write_text(json.dumps(results, indent=1) + "\n")
-            print(row, cell(results, row), flush=True)
-    for file in STAND_IN_GRID:
-        best = max(
-            (row for row in jobs("stand-in") if file in row and results.get(row)), key=partial(mean_of, results), default=""
-        )
-        print(f"best of the stand-in: {best} {cell(results, best)}")
-    for part, table in tables(results).items():
-        put(part, table)
+        rows = [[name, *(cell(results, f"{name}, {e:g}") for e in epsilons)] for name in PRESETS[part]]
+        put("utility.md", f"<!-- {part} -->", markdown(["epsilon", *(f"{e:g}" for e in epsilons)], rows))
+    ablation = [[name, cell(results, f"ablation, {name}")] for name in ABLATION]
+    put("utility.md", "<!-- ablation -->", markdown([f"at epsilon {ABLATED:g}", "accuracy"], ablation))
+    hospitals = [[*name.split(" | "), cell(results, f"hospitals, {name}")] for name in HOSPITAL_ROWS]
+    put("guide.md", "<!-- hospitals -->", markdown(["protected", "against", "epsilon", "accuracy"], hospitals))
 
 
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, seeds=5, part=str, page=False)
+    results: Results = kept("utility")
+    todo: dict[Any, Case] = {}
+    for part in () if asked.page else (asked.part,) if asked.part else PARTS:
+        todo |= cases(part, asked.seeds)
+    fill("utility", results, todo, 2)
+    for file in STAND_IN_GRID:
+        looked = [row for row in jobs("stand-in") if file in row and results.get(row)]
+        best = max(looked, key=lambda row: statistics.mean(results[row].values()), default="")
+        print(f"best of the stand-in: {best} {cell(results, best)}")
+    write(results)

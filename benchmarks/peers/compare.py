@@ -10,44 +10,34 @@ of its program. Ratios are to ours: above 1 is slower than fedveil.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fedveil.methods.fedavg import DPFedAvg
+from harness import HERE, arguments
 from peers.install import interpreter
-from sides import HERE, Turns, federation, ours, program, save, setting, together
+from sides import Turns, federation, limit, ours, program, save, setting, together
 
-PEERS = ("blazefl", "pfl", "fluke", "flower")
+PEERS = dict.fromkeys(("blazefl", "pfl", "fluke", "flower"))
 ROUNDS = {"W0": 100, "W1": 10, "W2": 3, "W3": 2}
 
 
 def compare(peer: str, workload: str, rounds: int) -> Turns:
     """One session."""
     theirs = [interpreter(peer), HERE / "peers" / f"{peer}_rounds.py", "--workload", workload]
-    limit = [sys.executable, HERE / "limit.py", "--lines", "--workload", workload]
     job = federation(workload, DPFedAvg(), setting(workload))
-    return together({"fedveil": ours(job), "limit": program(limit), peer: program(theirs)}, rounds)
-
-
-def main() -> None:
-    """Measure and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=["W0", "W1"])
-    parser.add_argument("--rounds", type=int)
-    options = parser.parse_args()
-    for workload in options.workloads:
-        for peer in options.peers:
-            try:
-                turns = compare(peer, workload, options.rounds or ROUNDS[workload])
-            except (FileNotFoundError, RuntimeError) as error:
-                print(f"{workload} {peer}: not measured: {error}", flush=True)
-                continue
-            save("peers", {f"{workload} {peer}": turns.table("fedveil")})
-            print(f"{workload}{turns.line(peer, 'fedveil')}", flush=True)
+    return together({"fedveil": ours(job), "limit": limit(workload), peer: program(theirs)}, rounds)
 
 
 if __name__ == "__main__":
-    main()
+    asked = arguments(__doc__, peers=PEERS, workloads=["W0", "W1"], rounds=int)
+    for workload, peer in product(asked.workloads, asked.peers):
+        try:
+            turns = compare(peer, workload, asked.rounds or ROUNDS[workload])
+        except (FileNotFoundError, RuntimeError) as error:
+            print(f"{workload} {peer}: not measured: {error}", flush=True)
+            continue
+        save("peers", {f"{workload} {peer}": turns.table("fedveil")})
+        print(f"{workload}{turns.line(peer, 'fedveil')}", flush=True)

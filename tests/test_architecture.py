@@ -151,6 +151,12 @@ def test_matplotlib_is_imported_in_one_room() -> None:
     assert set(users) == {"drawing.py"}, dict(users)
 
 
+def test_the_picture_shows_the_packages_as_they_are() -> None:
+    program = "import make_structure_figure as m; print(m.picture(m.packages()), end='')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT / "docs/figures", capture_output=True, text=True, check=True)
+    assert done.stdout == (ROOT / "docs/figures/structure.svg").read_text()
+
+
 def test_mechanisms_import_no_torch() -> None:
     """A plan, its price, its grid and its noise are of numpy; torch is loaded where a draw takes its sines from it."""
     program = (
@@ -276,4 +282,5 @@ def test_an_arrow_up_and_a_circle_are_found() -> None:
 def test_what_tests_share_lies_in_tests_support() -> None:
     tests = {path.stem: path for path in files_in(ROOT / "tests", ".py") if path.name.startswith("test_")}
     named = {path.name: set(re.findall(r"^ *(?:from|import) (test_\w+)", path.read_text(), re.M)) for path in tests.values()}
-    assert {name: found for name, found in named.items() if found & set(tests)} == {}
+    others = {name: (found & set(tests)) - {name.removesuffix(".py")} for name, found in named.items()}
+    assert {name: found for name, found in others.items() if found} == {}

@@ -32,6 +32,9 @@ TABLES = (
 GROUP = "fedveil"
 """The group of entry points of other distributions, which have the same names and values as these tables."""
 
+OLD_TRACKERS = "fedveil.trackers"
+"""The group of trackers in 0.2, which is read through 0.3."""
+
 KINDS = ("method", "task", "model", "data", "attack", "chart", "measure", "engine", "tracker", "command", "files")
 
 
@@ -67,6 +70,9 @@ def installed(kind: str) -> dict[str, list[EntryPoint]]:
             raise ConfigError(f"entry point {point.name!r} of {owner(point)}: its name must be KIND.NAME, with a KIND of {kinds}")
         if name[0] == kind:
             found.setdefault(name[2], []).append(point)
+    for point in entry_points(group=OLD_TRACKERS) if kind == "tracker" else ():
+        if point.dist is None or point.dist.name != "fedveil":
+            found.setdefault(point.name, []).append(point)
     return found
 
 

@@ -20,7 +20,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify
-from fedveil.federation.fit import _shown
+from fedveil.federation.fit import _server_uploads
 from fedveil.federation.progress import Federation
 from fedveil.federation.server import evaluation_figures, server_step
 from fedveil.mechanism.plan import Released, Upload
@@ -165,7 +165,7 @@ def test_the_server_makes_the_same_model_of_uploads_of_equal_sums(tmp_path: Path
     step = torch.from_numpy(np.random.default_rng(0).integers(-(2**25), 2**25, len(integers)))
     others = shifted(there, uploads, step)
     assert not torch.equal(mean(uploads), mean(others))
-    first, second = (_shown(there, seen) for seen in (uploads, others))
+    first, second = (_server_uploads(there, seen) for seen in (uploads, others))
     assert torch.equal(*(server_step(there.method, there.setting, {}, seen, model)[1] for seen in (first, second)))
     assert torch.equal(*(seen[0].extras[COUNTS] for seen in (first, second)))
     torch.testing.assert_close(first[0].vector, mean(uploads))
@@ -180,4 +180,4 @@ def test_uploads_that_do_not_add_up_reach_the_method_one_by_one(method: str, tmp
     model = there.context.model.vector
     plan = there.context.plan(Released(0, model, None, client=0), there.context.policy.start())
     uploads = [there.context.door.upload(torch.zeros_like(model), plan, c, 0) for c in range(2)]
-    assert _shown(there, uploads) is uploads
+    assert _server_uploads(there, uploads) is uploads

@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from federation_runs import bits
 from fedveil import __version__
 from fedveil.accounting.types import View
+from fedveil.cli.app import app
 from fedveil.deploy.client_ledger import TRUSTS
-from fedveil.deploy.commands import commands
 from fedveil.deploy.consent import Consent, judged, read_consent_file
 from fedveil.deploy.grid_engine import GONE
 from fedveil.deploy.join import JoinedClient, Joining, _alone, advice, join
@@ -667,8 +667,8 @@ def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path
     monkeypatch.setattr("fedveil.deploy.join.join", lambda consent, joining: fits)
     monkeypatch.setattr("os._exit", ended.append)
     words = ["join", "fl.example.org:9700", "--ca", "ca.pem", "--key", "alice", "--consent", str(tmp_path / "consent.toml")]
-    CliRunner().invoke(commands, [*words, "--check"])
-    CliRunner().invoke(commands, words)
+    CliRunner().invoke(app, [*words, "--check"])
+    CliRunner().invoke(app, words)
     assert ended == [int(not fits), 0]
 
 

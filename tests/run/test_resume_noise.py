@@ -20,7 +20,7 @@ ROUNDS, KILLED = 4, 1
 def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False, kill: bool = False) -> None:
     """Run, keep what each round released, and perhaps die by SIGKILL before round `KILLED` is saved."""
     kept.mkdir()
-    shown, save = fitting._shown, module.Checkpoints.begin
+    shown, save = fitting._server_uploads, module.Checkpoints.begin
 
     def keeping(federation: Any, uploads: Any) -> Any:
         torch.save([u.vector.clone() for u in uploads], kept / str(uploads[0].round))
@@ -32,7 +32,7 @@ def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False
         save(self, progress)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "_shown", keeping)
+        patch.setattr(fitting, "_server_uploads", keeping)
         if kill:
             patch.setattr(module.Checkpoints, "begin", dying)
         go(configuration, path, resume=resume)

@@ -18,7 +18,7 @@ from sides import Side, program, together
 
 ROUND = """
 import sys
-from fedveil.methods.fedavg import DPFedAvg
+from fedveil import DPFedAvg
 from sides import federation, ours, setting
 with ours(federation(sys.argv[1], DPFedAvg(), setting(sys.argv[1]), seeded=False)) as side:
     print("ready", flush=True)

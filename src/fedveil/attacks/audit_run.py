@@ -95,7 +95,6 @@ class Audits:
 
 
 def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on_step: Step | None) -> list[Audit]:
-
     estimates = audit_canaries(experiment, prepared, much.canaries, on_step) if prepared is not None and much.canaries else []
     method, setting, seed = experiment.method, experiment.setting, experiment.seed
     return [

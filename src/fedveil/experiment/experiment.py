@@ -13,6 +13,7 @@ from fedveil.experiment.own_model import built
 from fedveil.experiment.plugins import feature_map
 from fedveil.experiment.public_setting import model_seed
 from fedveil.experiment.public_values import TOGETHER
+from fedveil.training.local import Trained
 
 if TYPE_CHECKING:
     from fedveil.accounting.types import Unit
@@ -150,7 +151,10 @@ class Experiment:
         """Return the experiment with that many local steps and that batch size, with the noise recalibrated."""
         local = replace(self.configured.local, steps=steps, batch_size=batch_size)
         configured = replace(self.configured, local=local)
-        return replace(self, configured=configured, setting=self.method.calibrate(configured))
+        setting = self.method.calibrate(configured)
+        client = self.method.client(setting)
+        client = Trained(client) if isinstance(self.client, Trained) else client
+        return replace(self, configured=configured, setting=setting, client=client)
 
 
 def isolation_here(wanted: Isolation | None, engine: str) -> Isolation:

@@ -314,7 +314,7 @@ def test_names_of_files_tell_attacks_apart() -> None:
         ("labels", {}, ["attack.speed=3"], "no setting speed; it takes none"),
         ("identification", {}, ["attack.rule='magic'"], "give gradient or inversion"),
         ("label-reconstruction", {}, ["privacy.view='aggregate'"], "no single upload is visible. Set privacy.view = 'server'"),
-        ("identification", {}, ["privacy.view='final'"], "in the final view only the last model leaves"),
+        ("identification", {}, ["privacy.view='final'"], "in the final view only the last model is released"),
         ("ig", {}, ["privacy.view='final'"], "attack the model"),
         ("ig", {"images": 5000}, [], "lower --images"),
     ],

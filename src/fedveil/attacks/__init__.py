@@ -1,4 +1,4 @@
-"""What an adversary does with what a mechanism let out."""
+"""Attacks on the releases and the models of a run."""
 
 from __future__ import annotations
 

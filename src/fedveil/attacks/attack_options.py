@@ -1,4 +1,4 @@
-"""What an attack declares, what a user asks of it, and what it answers."""
+"""The base class of attacks, the options of a user, and the outcome."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ KNOWS = {
     "labels": "the labels",
     "others": "what every other participant contributed",
 }
-"""What an attacker may know besides; the first four are public in every run."""
+"""Extra knowledge of an attacker; the first four entries are public in every run."""
 PUBLIC = ("mask", "noise", "clip", "aux")
 
 Examples = Literal["drawn", "all", "test"]
 Place = Literal["first", "last", "watched"]
 OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what is going on)."""
+"""A callback for progress: (steps done, total steps, description of the current step)."""
 
 
 def setting(default: Any, *, least: float | None = None, above: float | None = None, choices: tuple[Any, ...] = ()) -> Any:
-    """A setting of an attack: its default, the smallest value of a number, what a number must exceed, or the possible values."""
+    """Declare a setting of an attack: default, smallest value (`least`), exclusive lower limit (`above`), or possible values."""
     return field(default=default, metadata={"least": least, "above": above, "choices": choices})
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack: its fields are its settings, and the rest of what is known about it stands beside them.
+    """The base class of attacks. The fields of a subclass are its settings; its class variables describe it.
 
-    takes: options besides seed, round and images. place: where it begins unless a round is given: the `first` round, the `last`
-    model, or the first with all rounds `watched` by the attack itself. examples: what `attack.examples` may be besides `drawn`.
+    takes: the options it accepts in addition to seed, round and images. place: where it starts unless the user gives a round:
+    the `first` round, the `last` model, or the first round with the attack itself following all rounds (`watched`).
+    examples: the values of `attack.examples` that it accepts in addition to `drawn`.
     """
 
     name: ClassVar[str]
@@ -62,15 +63,16 @@ class Attack:
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """How to attack; None stands for the default of the kind.
+    """The options of an attack; None stands for the attack's default.
 
     Args:
-        images: examples attacked. batch: examples behind each attacked upload. restarts, steps: of the attack, per upload.
-        seed: of the attack, of the choice of examples and of the noise of the door. round: whose model is attacked, from 0.
-        knows: names of `KNOWS`. defence: the run's own method, or none at all for comparison.
-        settings: further settings of the kind.
-        examples: `drawn` from the clients' by the seed; `all` that each client has; or public `test` images: each in as many
-            copies as a client has examples, so that noise which depends on their number is the run's, in one step on one copy.
+        images: number of attacked examples. batch: number of examples in each attacked upload. restarts, steps: per upload.
+        seed: seed of the attack, of the choice of examples and of the door's noise. round: the attacked round, counted from 0.
+        knows: names of `KNOWS`. defence: `run`, the method of the run, or `none`, no defence, for comparison.
+        settings: further settings of the attack.
+        examples: `drawn`, clients' examples chosen by the seed; `all`, everything that each client holds; or `test`, public test
+            images. A client then holds one test image in as many copies as it has examples, so that noise which depends on this
+            number is that of the run, and takes one step on one copy.
     """
 
     images: int | None = None
@@ -102,19 +104,19 @@ class AttackOptions:
             raise ConfigError(f"--seed {self.seed}: give an integer from 0 to 2^62 - 1")
 
     def generator(self, more: int = 0) -> torch.Generator:
-        """Random numbers of the attack's own; `more` tells streams apart."""
+        """Return a random generator of the attack; each value of `more` gives a separate stream."""
         return torch.Generator().manual_seed(self.seed + more)
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What an attack found.
+    """The result of an attack.
 
     Args:
-        figures: the headline, name to value with its unit, for people. record: everything, ready for JSON.
-        assumptions: what the attacker knew and how to read the result, as sentences.
-        originals, rows: what to draw: images [n, 1 or 3, height, width] in [0, 1], and reconstructions of them by name.
-        paired: whether each image of a row stands for the original above it, and so has a PSNR.
+        figures: the main results as text, by name. record: all results, ready for JSON.
+        assumptions: sentences about the attacker's knowledge and the reading of the result.
+        originals, rows: the picture: images [n, 1 or 3, height, width] in [0, 1], and reconstructions of them by name.
+        paired: whether each image of a row reconstructs the original above it; only then does it have a PSNR.
     """
 
     figures: Mapping[str, str]
@@ -126,5 +128,5 @@ class AttackOutcome:
 
 
 def known_as(text: str) -> tuple[str, ...]:
-    """Names of `KNOWS` from a list with commas; "none" for an attacker who knows none of them."""
+    """Parse a comma-separated list of names of `KNOWS`; "none" gives an empty tuple."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))

@@ -1,4 +1,4 @@
-"""The one way to run an attack, and the record that it leaves."""
+"""Run an attack on a configuration or a run directory, and write its record."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _FAILED = "a failed attack is no evidence of an epsilon"
 
 
 def record_of(chosen: Attack, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome) -> dict[str, Any]:
-    """Everything about the attack."""
-    assumptions = [_attacked(snapshot, options, chosen), *_known(options, chosen), *outcome.assumptions, _FAILED]
+    """Return the record of an attack, ready for JSON."""
+    assumptions = [_attacked(snapshot, options, chosen), *_knowledge_sentences(options, chosen), *outcome.assumptions, _FAILED]
     s, experiment = snapshot.federation.setting, snapshot.experiment
     return {
         "kind": chosen.name,
@@ -42,7 +42,7 @@ def record_of(chosen: Attack, target: Path, snapshot: Snapshot, options: AttackO
         "figures": dict(outcome.figures),
         "assumptions": assumptions,
         "attacked": {
-            "method": "none (raw updates)" if options.defence == "none" else _given(experiment.method),
+            "method": "none (raw updates)" if options.defence == "none" else _given_options(experiment.method),
             "data": snapshot.info.name,
             "model": experiment.network.section(),
             "dimension": snapshot.layout.dimension,
@@ -65,35 +65,35 @@ def _attacked(snapshot: Snapshot, options: AttackOptions, chosen: Attack) -> str
     where = f"in round {t}" if chosen.place == "first" else f"after {t} rounds"
     if options.defence == "none":
         return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.experiment.network.name}, {where}"
-    variant = ", published" if _given(method).get("variant") == "published" else ""
+    variant = ", published" if _given_options(method).get("variant") == "published" else ""
     noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
     return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
 
 
-def _given(method: Method) -> dict[str, Any]:
+def _given_options(method: Method) -> dict[str, Any]:
     """Return the method's name and the options that were given."""
     return given_keys(cast("MethodConfig", method))
 
 
-def _known(options: AttackOptions, chosen: Attack) -> list[str]:
-    own = f"attack seed {options.seed}"
+def _knowledge_sentences(options: AttackOptions, chosen: Attack) -> list[str]:
+    seed = f"attack seed {options.seed}"
     if "knows" not in chosen.takes:
-        return [own]
+        return [seed]
     known = "; ".join(KNOWS[k] for k in KNOWS if k in options.knows) or "nothing besides"
-    return [f"the attacker knows the model, the number of examples, the local steps and: {known}", own]
+    return [f"the attacker knows the model, the number of examples, the local steps and: {known}", seed]
 
 
 def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcome) -> tuple[Path, ...]:
-    """The record and, where there is something to see, a picture; raises ConfigError for a folder that cannot be written."""
+    """Write the record and, for images, a picture. Raises ConfigError if the folder cannot be written."""
     files = [folder / f"{name}.json"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if outcome.originals is not None:
             files.append(save_comparison(folder / f"{name}.png", outcome.originals, outcome.rows, _title(record), outcome.paired))
-        replace_whole(files[0], rundir.json_text(record).encode(), private=True)  # last: it says what its picture shows
+        replace_whole(files[0], rundir.json_text(record).encode(), private=True)  # after the picture that it describes
     except OSError as error:
-        found = "; ".join(f"{name} {value}" for name, value in outcome.figures.items())
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out. Found: {found}") from error
+        figures = "; ".join(f"{name} {value}" for name, value in outcome.figures.items())
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out. Found: {figures}") from error
     return tuple(files)
 
 
@@ -104,7 +104,7 @@ def _title(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class FinishedAttack:
-    """A finished attack: the outcome, and the files that hold it."""
+    """A finished attack: its outcome, its record and the written files."""
 
     kind: str
     outcome: AttackOutcome
@@ -113,7 +113,7 @@ class FinishedAttack:
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """Reports no progress."""
+    """Ignore progress."""
 
 
 @process_state()
@@ -130,24 +130,24 @@ def attack(
     """Attack a configuration file or a run directory and write attack-<kind>.json and, for pictures, .png.
 
     Args:
-        overrides: section.key=value for a configuration; attack.key=value for a setting of the attack itself.
-        out: folder to write to; by default the run directory, or runs/attacks-<configuration>.
-        handed_over: data, partition and model, where a program handed them to the run.
+        overrides: section.key=value for a key of the configuration; attack.key=value for a setting of the attack.
+        out: output folder; by default the run directory, or runs/attacks-<configuration>.
+        handed_over: data, partition and model that a program passed to the run.
 
     Raises:
-        ConfigError: an unknown kind, an option that the kind does not take, an attack that does not fit the view, or data that
-            are not those of the run.
+        ConfigError: the kind is unknown or does not accept an option, the attack does not fit the view, or the data are not
+            those of the run.
     """
     target, options = Path(target), options or AttackOptions()
-    own, rest = _own_settings(overrides)
-    examples = own.pop("examples", options.examples)
-    options = replace(options, settings={**options.settings, **own}, examples=examples)
+    settings, config_overrides = _own_settings(overrides)
+    examples = settings.pop("examples", options.examples)
+    options = replace(options, settings={**options.settings, **settings}, examples=examples)
     chosen = configured(kind, options)
     if chosen.place == "watched" and target.is_dir():
         raise ConfigError(
             f"this attack watches every round, and a run keeps its first and last model only: attack {target / 'config.toml'}"
         )
-    config, run = target_of(target, rest)
+    config, run = target_of(target, config_overrides)
     if handed_over.model is not None:
         config = with_model(config, handed_over.model)
     experiment, prepared = opened(config, handed_over.data, handed_over.partition) if run is None else reopened(run, handed_over)
@@ -168,13 +168,13 @@ def attacked(
     last: bool | None = None,
     on_progress: OnProgress = silent,
 ) -> tuple[Snapshot, AttackOutcome]:
-    """Attack an experiment, or a run of it with the states that it saved, and write nothing.
+    """Attack an experiment, or the saved states of a run of it, and write nothing.
 
     Args:
-        last: whether the place is after the last round where the options give no round; by default what the kind says.
+        last: if the options give no round, whether to attack after the last round; by default as the kind declares.
 
     Raises:
-        ConfigError: as `attack`.
+        ConfigError: for the reasons that `attack` lists.
     """
     chosen = configured(kind, options)
     round = 0 if chosen.place == "watched" else options.round
@@ -197,7 +197,7 @@ def attacked(
 
 
 def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
-    """Refuse a run whose loss the attacks do not know: they differentiate the cross-entropy of one class an example."""
+    """Refuse a run unless it trains with plain cross-entropy and one class per example, which is all that attacks support."""
     task = snapshot.federation.context.task
     if task != Classification() or snapshot.info.vocabulary:
         what = "tokens" if snapshot.info.vocabulary else ", ".join(f"task.{k} = {v!r}" for k, v in given_keys(task).items())
@@ -208,7 +208,7 @@ def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
 
 
 def name_of(kind: str, options: AttackOptions) -> str:
-    """Of the files: attacks that differ in round, examples, defence or knowledge lie beside each other."""
+    """Return the file name without suffix. It contains round, examples, defence and knowledge unless they have their defaults."""
     name = f"attack-{kind}"
     if "knows" in ATTACKS[kind].takes and set(options.knows) != set(PUBLIC):
         name += "-knows-" + ("-".join(k for k in KNOWS if k in options.knows) or "nothing")
@@ -218,10 +218,10 @@ def name_of(kind: str, options: AttackOptions) -> str:
 
 
 def _own_settings(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Overrides of the attack (section `attack`) and of the configuration."""
-    own: dict[str, Any] = {}
+    """Split the overrides into those of the section `attack` and those of the configuration."""
+    settings: dict[str, Any] = {}
     rest = [item for item in overrides if not item.strip().startswith("attack.")]
     for item in overrides:
         if item not in rest:
-            override(own, item)
-    return own.get("attack", {}), rest
+            override(settings, item)
+    return settings.get("attack", {}), rest

@@ -1,4 +1,4 @@
-"""The attacks by name, each imported when it is looked up and checked when it is made."""
+"""The table of attacks by name; an attack is imported on lookup, and its settings are checked on creation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
 
 
 def attack(kind: str, **settings: Any) -> Attack:
-    """The attack `kind` with its settings; raises ConfigError for an unknown kind or setting, or an impossible value."""
+    """Return the attack `kind` with its settings. Raises ConfigError for an unknown kind or setting, or an invalid value."""
     chosen = ATTACKS.find(kind)
     known = {f.name: f for f in fields(chosen)}
     for name in sorted(set(settings) - set(known)):
@@ -39,30 +39,30 @@ def attack(kind: str, **settings: Any) -> Attack:
 
 
 def _checked(name: str, value: Any, declared: Field[Any]) -> Any:
-    """The value in the type of the setting's default; a default of None stands for a whole number."""
+    """Return the value in the type of the setting's default, where None stands for a whole number."""
     default, choices = declared.default, declared.metadata.get("choices")
     least, above = (declared.metadata.get(key) for key in ("least", "above"))
     if choices:
-        wanted, fits = " or ".join(str(choice) for choice in choices if choice is not None), value in choices
+        allowed, fits = " or ".join(str(choice) for choice in choices if choice is not None), value in choices
     elif isinstance(default, bool):
-        wanted, fits = "true or false", isinstance(value, bool)
+        allowed, fits = "true or false", isinstance(value, bool)
     elif isinstance(default, tuple):
-        wanted, fits = "a list of whole numbers", isinstance(value, list | tuple) and all(type(v) is int for v in value)
+        allowed, fits = "a list of whole numbers", isinstance(value, list | tuple) and all(type(v) is int for v in value)
         value = tuple(value) if fits else value
     else:
         real = isinstance(default, float)
         reach = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
-        wanted, fits = ("a number" if real else "a whole number") + reach, value is None and default is None
+        allowed, fits = ("a number" if real else "a whole number") + reach, value is None and default is None
         if not fits and isinstance(value, int | float if real else int) and not isinstance(value, bool):
             fits = math.isfinite(value) and (least is None or value >= least) and (above is None or value > above)
             value = float(value) if real else value
     if not fits:
-        raise ConfigError(f"attack.{name} = {value} is not possible: give {wanted}")
+        raise ConfigError(f"attack.{name} = {value} is not possible: give {allowed}")
     return value
 
 
 def configured(kind: str, options: AttackOptions) -> Attack:
-    """Return the attack of that name with its settings; raises ConfigError for an option that it does not take."""
+    """Return the attack of that name with its settings. Raises ConfigError for an option that it does not accept."""
     chosen, defaults = ATTACKS.find(kind, "--kind"), AttackOptions()
     changed = {n for n in ("batch", "restarts", "steps", "knows", "defence") if getattr(options, n) != getattr(defaults, n)}
     for option in sorted(changed - set(chosen.takes)):

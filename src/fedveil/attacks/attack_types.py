@@ -1,7 +1,7 @@
-"""What an attacker holds and what an attack hands back.
+"""The input and the output of attacks.
 
-`CapturedUpload` is what a mechanism let out, never what it kept. What the attacker knows besides stands in `Knowledge` and is
-named in every `Reconstruction`.
+A `CapturedUpload` contains released values only. `Knowledge` contains everything else that the attacker knows, and every
+`Reconstruction` names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Noise = Mapping[str, "float | Tensor"]
 
 @dataclass(frozen=True)
 class KnownTraining:
-    """A client's local training, as far as an attacker simulates it.
+    """The part of a client's local training that an attacker simulates.
 
     steps: optimizer steps K >= 1. batch: examples per step, None = all of them. lr: learning rate > 0.
     order: indices of the examples of each step; None = consecutive batches, the same in every epoch (the order is unknown).
@@ -50,28 +50,28 @@ class KnownTraining:
 
     @property
     def plain(self) -> bool:
-        """Whether the effective gradient is one gradient over all examples."""
+        """Whether the effective gradient is a single gradient over all examples."""
         once = self.steps == 1 and self.optimizer == "sgd" and self.batch is None and self.order is None
         return once and not self.weight_decay and self.batch_clip is None
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The bounds that the door puts on an update, in the units of the upload: L2 per parameter first, then as a whole."""
+    """The L2 bounds that the door enforces on an update, in the units of the upload: first per parameter, then on the whole."""
 
     whole: float = float("inf")
     layers: Mapping[str, float] | None = None
 
     def scaled(self, factor: float) -> Clip:
-        """The same bounds in other units."""
+        """Return the bounds multiplied by a factor."""
         return Clip(self.whole * factor, self.layers and {name: bound * factor for name, bound in self.layers.items()})
 
 
 @dataclass(frozen=True)
 class CapturedUpload:
-    """One message of a client, as the mechanism let it out.
+    """One released message of a client.
 
-    tensors: by parameter name; a name that is missing was not sent. n_examples: examples behind it.
+    tensors: by parameter name; a missing name was not sent. n_examples: number of examples that it was computed from.
     local: how the client trained (None for a gradient). noise_std: std of the added noise by name, in units of `tensors`.
     sent_mask: booleans by name, False where an entry was withheld. bn_mode: whether normalisation used the batch ("train")
     or the running statistics ("eval"). signal_norm: L2 norm before noise, for the record; no attack reads it.
@@ -98,7 +98,7 @@ class CapturedUpload:
     def noise_ratio(self) -> float | None:
         """r = |noise| / |signal| = sigma sqrt(d) / |g|: about 0.1 is nearly transparent, 10 is the floor.
 
-        Infinite for noise on no signal; None if unknown.
+        Infinite if there is noise but no signal; None if unknown.
         """
         if self.noise_std is None or self.signal_norm is None:
             return None
@@ -113,7 +113,7 @@ class CapturedUpload:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker knows besides the upload and the model it was computed from; None = not known.
+    """The knowledge of an attacker in addition to the upload and the model that it was computed from; None = not known.
 
     labels: class of each example, int64 (n,). n: number of examples. local: the client's training.
     buffers: normalisation statistics of the client. noise_std, mask: as in `CapturedUpload`; clip: the bounds on the update; each
@@ -135,20 +135,20 @@ class Knowledge:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the attacker takes the defence into account."""
+        """Whether the attacker uses knowledge about the defence."""
         return self.noise_std is not None or self.mask is not None or self.clip is not None
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Shape of one example and its box in the model's units, per channel or one for all: pixel 0 is `low`, pixel 1 `high`."""
+    """The shape of an example and its range in the model's units, per channel or common: pixel 0 is `low`, pixel 1 is `high`."""
 
     shape: tuple[int, ...]
     low: float | tuple[float, ...] = 0.0
     high: float | tuple[float, ...] = 1.0
 
     def edges(self) -> tuple[Tensor, Tensor]:
-        """Both edges, shaped to broadcast against (n, *shape)."""
+        """Return both ends of the range, shaped to broadcast against (n, *shape)."""
         low, high = (
             torch.as_tensor(v, dtype=torch.float32).reshape(-1, *[1] * (len(self.shape) - 1)) for v in (self.low, self.high)
         )
@@ -157,19 +157,19 @@ class Bounds:
         return low, high
 
     def images(self, x: Tensor) -> Tensor:
-        """Model inputs as images in [0, 1], clamped; what is not a number becomes 0."""
+        """Convert model inputs to images, clamped to [0, 1]; NaN becomes 0."""
         low, high = self.edges()
         return ((x.detach() - low) / (high - low)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as model inputs."""
+        """Convert images in [0, 1] to model inputs."""
         low, high = self.edges()
         return images * (high - low) + low
 
 
 @dataclass(frozen=True)
 class AttackStep:
-    """Where a running attack stands; `loss` is the value being minimised."""
+    """The progress of a running attack; `loss` is the minimised value."""
 
     attack: str
     trial: int
@@ -184,7 +184,7 @@ OnStep = Callable[[AttackStep], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """One start: the candidate, the matching loss AT that candidate, and why it ended."""
+    """The result of one start: the candidate, its matching loss, and the reason for stopping."""
 
     x: Tensor
     y: Tensor
@@ -196,7 +196,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """A reconstruction: the trial of smallest matching loss, with what it assumed.
+    """A reconstruction: the trial with the smallest matching loss, and the knowledge that it used.
 
     x: (n, *shape) in the model's units, `images` the same in [0, 1]. y: labels, int64 (n,).
     noise_ratio: r of the (first) upload. seconds: wall time of all trials.
@@ -224,6 +224,6 @@ class Reconstruction:
         return self.steps / self.seconds if self.seconds > 0 else float("inf")
 
     def summary(self) -> dict[str, Any]:
-        """Everything but the tensors, ready for JSON."""
+        """Return all fields except tensors, ready for JSON."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("x", "images", "y")}
         return plain | {"labels": self.y.tolist(), "restarts": len(self.trial_losses), "steps_per_second": self.steps_per_second}

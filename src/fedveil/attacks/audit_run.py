@@ -1,4 +1,4 @@
-"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours or with canaries."""
+"""Audit a configuration: attack its policy, objective and door on worst-case neighbours or with canaries."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 def audit_canaries(
     experiment: Experiment, prepared: Prepared, canaries: int, on_step: Callable[[str], None] | None = None
 ) -> list[Audit]:
-    """Train the experiment once with that many of its clients as canaries: estimates for the final and the aggregate view.
+    """Train the experiment once with canary clients, and estimate epsilon in the final and the aggregate view.
 
     Args:
-        canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
-        on_step: called after each round.
+        canaries: number of canary clients, from 2 to the number of clients; half of them is a good choice in small federations.
+        on_step: callback after each round.
 
     Raises:
         ConfigError: see `run_with_canaries`.
@@ -64,12 +64,12 @@ def audit_canaries(
 
 
 ROUNDS = 10
-"""Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
+"""The most rounds of a run that are audited: a lower bound for part of a run also holds for all of it."""
 PRIVATE_ROUNDS = 5
-"""The same for methods with noise inside training, whose every release needs local training."""
+"""The same limit for methods that add noise inside training, where each release requires local training."""
 
 EXAMPLE_DIMENSION, CANARIES = 60, 1000
-"""Coordinates of the layout on which one example of a DP-SGD client is told apart, and (one for each canary) of one run."""
+"""Dimensions in audits of DP-SGD: of runs with and without one example, and of one run with a canary for each coordinate."""
 LAST_MODEL_DIMENSION = 40
 
 Step = Callable[[str], None]
@@ -79,7 +79,7 @@ Step = Callable[[str], None]
 def audit(
     config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> list[Audit]:
-    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    """Audit a configuration in the view of its promise (see `audit_setting`); with canaries, also by one run on its data."""
     if canaries:
         return _audited(*opened(config), Audits(n, confidence, canaries), on_step)
     return _audited(resolve(config), None, Audits(n, confidence), on_step)
@@ -87,18 +87,18 @@ def audit(
 
 @dataclass(frozen=True)
 class Audits:
-    """How much is audited: releases or runs per world, the confidence of all bounds together, canary clients in one run more."""
+    """The size of an audit: releases or runs per world, the joint confidence of all bounds, and canary clients."""
 
     n: int = 1000
     confidence: float = 0.95
     canaries: int = 0
 
 
-def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on_step: Step | None) -> list[Audit]:
-    estimates = audit_canaries(experiment, prepared, much.canaries, on_step) if prepared is not None and much.canaries else []
+def _audited(experiment: Experiment, prepared: Prepared | None, size: Audits, on_step: Step | None) -> list[Audit]:
+    estimates = audit_canaries(experiment, prepared, size.canaries, on_step) if prepared is not None and size.canaries else []
     method, setting, seed = experiment.method, experiment.setting, experiment.seed
     return [
-        *audit_setting(method, setting, n=much.n, confidence=much.confidence, seed=seed, on_step=on_step),
+        *audit_setting(method, setting, n=size.n, confidence=size.confidence, seed=seed, on_step=on_step),
         *estimates,
     ]
 
@@ -107,15 +107,15 @@ def _audited(experiment: Experiment, prepared: Prepared | None, much: Audits, on
 def audit_setting(
     method: Method, setting: Setting, *, n: int = 1000, confidence: float = 0.95, seed: int = 0, on_step: Step | None = None
 ) -> list[Audit]:
-    """Statistical lower bounds on epsilon for a calibrated setting, one per attack.
+    """Return statistical lower bounds on epsilon for a calibrated setting, one per attack.
 
     Args:
-        n: tested releases or runs per world. confidence: of all bounds together, in [0.5, 1). seed: of inputs and noise.
-        on_step: called with what is about to be attacked.
+        n: tested releases or runs per world. confidence: joint confidence of all bounds, in [0.5, 1). seed: of inputs and noise.
+        on_step: callback before each attack, with its description.
 
     Raises:
-        ConfigError: n or confidence out of range, a method that promises nothing by construction, or DP-SGD inside clients where
-            clients are to be protected.
+        ConfigError: n or confidence is out of range, the method promises nothing by construction, or the clients run DP-SGD and
+            the unit of privacy is the client.
     """
     if n < 10 or not 0.5 <= confidence < 1:
         raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
@@ -133,11 +133,11 @@ def audit_setting(
         small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     cases = [case, *_claimed_sum(case)]
-    return [one for seen in cases for one in _at_the_door(seen, rng, n, alpha / len(cases), on_step)]
+    return [bound for case in cases for bound in _at_the_door(case, rng, n, alpha / len(cases), on_step)]
 
 
 def _claimed_sum(case: Case) -> list[Case]:
-    """The sums of a server that sees uploads, each with a share of the noise, where a claim speaks of sums; else nothing."""
+    """Return the case of the summed uploads, each with its share of the noise, if the claim is about sums; else an empty list."""
     s, claim = case.setting, case.method.claim(case.setting)
     if claim is None or claim.scope.view is not View.AGGREGATE or s.scope.view is not View.SERVER or s.sampling == "poisson":
         return []
@@ -145,7 +145,7 @@ def _claimed_sum(case: Case) -> list[Case]:
 
 
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
-    """The released bits, one release and, where a run has a bound, a whole run; at shares of alpha, so that each is a bound."""
+    """Audit the released bits, one release and, if the run is bounded, several rounds, each at an equal share of alpha."""
     delta, d = case.setting.delta, case.setting.layout.dimension
     planned = releases_to(case.method, case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
@@ -155,12 +155,12 @@ def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
     on_step(what)
     one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
-    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
+    bounds = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
     if math.isinf(one.epsilon) or not bounded:
-        return found
+        return bounds
     rounds = min(case.setting.participations, ROUNDS)
     on_step(f"{rounds} rounds{', summed' if case.summed else ''}")
-    return [*found, _whole_run(case, rounds, rng, n, share)]
+    return [*bounds, _whole_run(case, rounds, rng, n, share)]
 
 
 def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
@@ -174,39 +174,39 @@ def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha:
 
 
 def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
-    """Two worlds, and one run with canaries; each at half of alpha, so that the larger is a bound too."""
+    """Audit DP-SGD in two worlds and in one run with canaries, each at half of alpha, so that both bounds hold jointly."""
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
     rounds = min(setting.participations, ROUNDS)
     small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
     on_step(f"{rounds} rounds of DP-SGD, one example")
-    found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
+    bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:
         on_step(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
-        found.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
-    return found
+        bounds.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
+    return bounds
 
 
 def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
-    """Each pair of neighbours is one attack; each is stated at its share of alpha, so that their largest is a bound too."""
+    """Audit noise inside training: one attack per pair of neighbours, each at an equal share of alpha."""
     rounds = min(case.setting.participations, PRIVATE_ROUNDS)
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
-    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
+    bounds, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
     for neighbours, peers in attacks:
         on_step(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
         share = alpha / len(attacks)
         one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
-        found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
-    return found
+        bounds.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
+    return bounds
 
 
 @process_state()
 def audit_config(
     config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> Statement:
-    """The statement of a configuration with its audits in it; nothing is trained on its data."""
+    """Return the statement of a configuration with its audits; nothing is trained on its data."""
     experiment, prepared = opened(config) if canaries else (resolve(config), None)
     return experiment.statement.with_audits(_audited(experiment, prepared, Audits(n, confidence, canaries), on_step))
 
@@ -221,17 +221,17 @@ def audit_run(
     on_step: Step | None = None,
     handed_over: HandedOver = NOTHING,
 ) -> Statement:
-    """Audit the mechanism of a run and write what was found beside its statement (`audits.json`).
+    """Audit the mechanism of a run and write the bounds to `audits.json` in its directory.
 
-    They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
-    found, not the luckiest of many.
+    They replace earlier bounds of the same unit, adjacency and view (estimates replace estimates), so that the file has the
+    result of one call and not the most favourable of many.
 
     Args:
-        handed_over: data, partition and model, where a program handed them to the run.
+        handed_over: data, partition and model that a program passed to the run.
 
     Raises:
-        ConfigError: no run directory, one of an earlier version, or data that are not those of the run; the audits
-            cannot be written (the message says what was found).
+        ConfigError: this is not a run directory, it is of an earlier version, the data are not those of the run, or the audits
+            cannot be written (the message then contains the bounds).
     """
     from fedveil.experiment import run_directory as rundir
     from fedveil.experiment.config_files import load_recorded

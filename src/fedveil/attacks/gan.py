@@ -1,12 +1,12 @@
-"""A generative adversarial network trained by a curious client, and how near its images come to a class.
+"""A generative adversarial network trained by a curious client, and the distance of its images from those of a class.
 
 A Frechet distance depends on its feature extractor, so every score carries the extractor's name ("FD-<name>"). It is the
 Frechet Inception Distance only if the extractor is that Inception network, which is not shipped here. Scores grow as n falls:
-they are always taken at equal n and printed beside a floor of the same source.
+they are always computed at equal n and printed with the distance between two halves of the real images.
 
-The attacker does its federated duty unchanged; beside it, each round it takes the body and class head of the global model as
-a fixed feature extractor and trains its own real/fake head and a class-conditional generator. What it obtains is a prototype
-of a class it has never seen, not a record: classes it owns itself are the control.
+The attacker follows the protocol. In each round it also takes the body and class head of the global model as a fixed feature
+extractor, and trains its own real/fake head and a class-conditional generator. It obtains a prototype of a class that it has
+never seen, not a record; classes that it owns are the control.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def classifier_of(module: nn.Module) -> nn.Linear:
-    """The last linear layer."""
+    """Return the last linear layer."""
     layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
     if not layers:
         raise ConfigError("the model has no linear layer, so it has no penultimate features")
@@ -38,7 +38,7 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 
 
 def penultimate(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Input of the last linear layer (n, features), and the logits (n, classes), differentiable in x."""
+    """Return the input of the last linear layer (n, features) and the logits (n, classes), differentiable in x."""
     caught: list[Tensor] = []
     hook = classifier_of(module).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
@@ -49,14 +49,14 @@ def penultimate(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def features(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
-    """Penultimate features of many examples, without gradients, in evaluation mode (n, features)."""
+    """Return penultimate features of many examples, without gradients, in evaluation mode (n, features)."""
     module.eval()
     with torch.no_grad():
         return torch.cat([penultimate(module, part)[0] for part in torch.split(x, batch)])
 
 
 def predictions(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
-    """Logits of many examples, without gradients, in evaluation mode (n, classes)."""
+    """Return logits of many examples, without gradients, in evaluation mode (n, classes)."""
     module.eval()
     with torch.no_grad():
         return torch.cat([module(part) for part in torch.split(x, batch)])
@@ -64,7 +64,7 @@ def predictions(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
 
 @dataclass(frozen=True)
 class Fitting:
-    """How an attacker trains a model: by Adam, for so many epochs at most; `stop(epoch)` after each may end it."""
+    """The training of an attacker's model: Adam for at most `epochs` epochs; `stop(epoch)`, called after each, may end it."""
 
     epochs: int
     loss: LossFn = F.cross_entropy
@@ -74,7 +74,7 @@ class Fitting:
 
 
 def fit(module: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator, how: Fitting) -> int:
-    """Train an attacker's model in place on (x, y). Returns the epochs run."""
+    """Train an attacker's model in place on (x, y), and return the number of epochs."""
     optimizer = torch.optim.Adam(module.parameters(), lr=how.lr)
     for epoch in range(1, how.epochs + 1):
         module.train()
@@ -99,7 +99,7 @@ class Extractor:
 
 
 def from_classifier(name: str, module: nn.Module, to_inputs: Callable[[Tensor], Tensor] = lambda images: images) -> Extractor:
-    """The penultimate features of a classifier; `to_inputs` turns images into its inputs."""
+    """Return an extractor of the penultimate features of a classifier; `to_inputs` turns images into its inputs."""
     return Extractor(name, lambda images: features(module, to_inputs(images)))
 
 
@@ -123,11 +123,11 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Generated images of one class. metric: "FD-<extractor>".
+    """Scores of generated images of one class. metric: "FD-<extractor>".
 
-    distance: to real images of the class. same_source: between two disjoint halves of the real ones (the best possible).
-    other_class: from real images of other classes to the class. class_rate: share that an independent classifier takes for
-    the class. All at the same n per side.
+    distance: to real images of the class. same_source: between two disjoint halves of the real images (the best possible).
+    other_class: from real images of other classes to the class. class_rate: share of the generated images that an independent
+    classifier assigns to the class. All distances use the same n on both sides.
     """
 
     metric: str
@@ -165,12 +165,12 @@ def class_scores(
 def classifier_logits(
     module: nn.Module, to_inputs: Callable[[Tensor], Tensor] = lambda images: images
 ) -> Callable[[Tensor], Tensor]:
-    """A classifier as a function of images in [0, 1]."""
+    """Return a function from images in [0, 1] to the logits of a classifier."""
     return lambda images: predictions(module, to_inputs(images))
 
 
 def split_by_class(images: Tensor, labels: Tensor, label: int) -> tuple[Tensor, Tensor]:
-    """Images of the class, and all others."""
+    """Split images into those of the class and all others."""
     of_class: Tensor = torch.eq(labels, label)
     return images[of_class], images[~of_class]
 
@@ -179,7 +179,7 @@ def split_by_class(images: Tensor, labels: Tensor, label: int) -> tuple[Tensor, 
 class CuriousClient:
     """Settings of the passive attack: generator and heads learn by Adam at `lr`, `steps` steps per observed round.
 
-    private: classes that the attacker does not own and wants. train_class_head: whether a copy of the class head also learns
+    private: classes to generate, which the attacker does not own. train_class_head: whether a copy of the class head also learns
     the attacker's own labels within a round; it then unlearns the private classes until the next global model arrives.
     """
 
@@ -194,7 +194,7 @@ class CuriousClient:
 
 @dataclass
 class Gan:
-    """What the attacker keeps between rounds: the generator, the real/fake head and their optimizers."""
+    """The state of the attacker between rounds: the generator, the real/fake head and their optimizers."""
 
     generator: nn.Sequential
     head: nn.Linear
@@ -206,7 +206,7 @@ class Gan:
 
 
 def generator(bounds: Bounds, classes: int, latent: int, rng: torch.Generator) -> nn.Sequential:
-    """From noise and one-hot class, (n, latent + classes), to images in [-1, 1]; sides must be divisible by 4.
+    """Build a generator from noise and one-hot class, (n, latent + classes), to images in [-1, 1] with sides divisible by 4.
 
     A linear layer to 256 channels at a quarter of the size, two transposed convolutions (128, 64), tanh.
     """
@@ -234,7 +234,7 @@ def generator(bounds: Bounds, classes: int, latent: int, rng: torch.Generator) -
 
 
 def start(config: CuriousClient, model_fn: ModelFn, classes: int, bounds: Bounds, rng: torch.Generator) -> Gan:
-    """A fresh attacker for the networks that `model_fn` makes."""
+    """Return a new attacker for the networks that `model_fn` builds."""
     if not config.private or not all(0 <= c < classes for c in config.private):
         raise ConfigError(f"private classes must lie in 0..{classes - 1} and not be empty, got {config.private}")
     made = generator(bounds, classes, config.latent, rng)
@@ -247,14 +247,14 @@ def start(config: CuriousClient, model_fn: ModelFn, classes: int, bounds: Bounds
 
 
 def sample(gan: Gan, labels: Tensor, rng: torch.Generator) -> Tensor:
-    """Generated inputs of the given classes, (n, *shape) in the model's units, with their graph."""
+    """Generate differentiable inputs of the given classes, (n, *shape) in the model's units."""
     noise = torch.randn((len(labels), gan.latent), generator=rng)
     drawn: Tensor = gan.generator(torch.cat([noise, F.one_hot(labels, gan.classes).float()], 1))
     return gan.bounds.inputs((drawn + 1) / 2)
 
 
 def generate(gan: Gan, label: int, n: int, rng: torch.Generator, batch: int = 500) -> Tensor:
-    """n images of one class in [0, 1], after training."""
+    """Generate n images of one class in [0, 1], after training."""
     gan.generator.eval()
     with torch.no_grad():
         parts = [sample(gan, torch.full((min(batch, n - i),), label), rng) for i in range(0, n, batch)]
@@ -269,16 +269,16 @@ def observe(
     own: tuple[Tensor, Tensor],
     rng: torch.Generator,
 ) -> tuple[float, float]:
-    """Learn from one global model `state` (as released); returns the mean losses of the discriminator and the generator.
+    """Learn from one released global model `state`, and return the mean losses of the discriminator and the generator.
 
-    own: the attacker's inputs (n, *shape) and labels (n,); none may be of a private class, or ConfigError is raised.
+    own: the attacker's inputs (n, *shape) and labels (n,); ConfigError is raised if one is of a private class.
     Discriminator: real/fake cross-entropy on own data and fakes (+ cross-entropy of own labels where the class head learns).
-    Generator: fakes should look real and be classified as the class they were made for, over all classes.
+    Generator: fakes should pass as real and be classified as the class that they were generated for, over all classes.
     """
     x, y = own
-    held = sorted(set(y.tolist()) & set(config.private))
-    if held:
-        raise ConfigError(f"the attacker must not own private classes, but its data contain {held}")
+    owned_private = sorted(set(y.tolist()) & set(config.private))
+    if owned_private:
+        raise ConfigError(f"the attacker must not own private classes, but its data contain {owned_private}")
     module = prepared(model_fn, state, "eval", None)
     for parameter in module.parameters():
         parameter.requires_grad_(False)

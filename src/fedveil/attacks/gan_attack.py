@@ -1,8 +1,8 @@
 """A curious client that trains a generator of a class it does not own on the models of a federation, passively or actively.
 
-Passive (LaDP-FL, section VII-C): it does its duty unchanged and only looks at each global model. Active (Hitaj et al. 2017): it
-also trains, and uploads what it learned, on generated images of the private class under a wrong label, so that the others must
-show that class more clearly. Neither recovers a record: a class that the attacker owns is the control.
+Passive (LaDP-FL, section VII-C): it follows the protocol and only looks at each global model. Active (Hitaj et al. 2017): it
+also trains on generated images of the private class under a wrong label and uploads the result, so that the updates of the
+others reveal more of that class. Neither recovers a record: a class that the attacker owns is the control.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WithAttacker:
-    """All clients, one of whom holds other examples than its part of the data; the interface of `Clients`."""
+    """All clients, with the examples of one client, the attacker, replaced. It has the interface of `Clients`."""
 
     honest: Clients
     attacker: int
@@ -71,10 +71,10 @@ class WithAttacker:
 
 @dataclass(frozen=True)
 class GanAttack(Attack):
-    """A federation that is run with a curious client in it, and the images that the client generates, judged.
+    """Run a federation with a curious client in it, and score the images that the client generates.
 
-    private: the class wanted. controls: owned classes; by default the one that the attacker has most of. fakes: mislabelled
-    images a round (active), from round `warm` on. class_head: does it learn?
+    private: the class to generate. controls: owned classes; by default the class with most of the attacker's examples.
+    fakes: mislabelled images a round (active), from round `warm` on. class_head: whether the attacker trains a class head.
     """
 
     name: ClassVar[str] = "gan"
@@ -150,7 +150,7 @@ class GanAttack(Attack):
         options: AttackOptions,
         on_progress: OnProgress,
     ) -> tuple[gan.Gan, int]:
-        """Train the federation and, after each round, the attacker; returns it, and in how many rounds it took part."""
+        """Train the federation and, after each round, the attacker. Returns the attacker and its number of rounds as a client."""
         progress, rounds = snapshot.progress, options.round or snapshot.federation.setting.rounds
         job = replace(snapshot.federation, evaluate_every=rounds + 1)
         attacker = gan.start(config, snapshot.make_model, snapshot.info.classes, snapshot.bounds, options.generator())
@@ -159,10 +159,10 @@ class GanAttack(Attack):
             x, y = own
             if self.mode == "active" and t >= self.warm:
                 x, y = _poisoned(attacker, own, config.private[0], self.fakes, rng)
-            held = cast("Clients", WithAttacker(snapshot.federation.context.clients, client, x, y))
-            here = replace(job, context=replace(job.context, clients=held))
-            with Inline(here.context) as engine:
-                one_round(here, engine, progress)
+            clients = cast("Clients", WithAttacker(snapshot.federation.context.clients, client, x, y))
+            poisoned_job = replace(job, context=replace(job.context, clients=clients))
+            with Inline(poisoned_job.context) as engine:
+                one_round(poisoned_job, engine, progress)
             real, fake = gan.observe(attacker, config, snapshot.make_model, snapshot.state, own, rng)
             on_progress((t + 1) * config.steps, rounds * config.steps, f"round {t + 1}, losses {real:.2f} and {fake:.2f}")
         return attacker, progress.seen.get(client, 0)
@@ -178,26 +178,28 @@ class GanAttack(Attack):
         return private
 
     def _controls(self, labels: Tensor) -> tuple[int, ...]:
-        """The classes that the attacker owns and generates too."""
-        held = sorted(set(labels.tolist()))
+        """Return the owned classes that the attacker also generates, as a control."""
+        owned = sorted(set(labels.tolist()))
         wanted: tuple[int, ...] = self.controls or (int(labels.bincount().argmax()),)
-        absent = [c for c in wanted if c not in held]
+        absent = [c for c in wanted if c not in owned]
         if absent:
-            raise ConfigError(f"attack.controls = {list(wanted)}: the attacker holds nothing of class {absent[0]}, but of {held}")
+            raise ConfigError(
+                f"attack.controls = {list(wanted)}: the attacker holds nothing of class {absent[0]}, but of {owned}"
+            )
         return wanted
 
 
 def _poisoned(
     attacker: gan.Gan, own: tuple[Tensor, Tensor], private: int, fakes: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The attacker's data with generated images of the private class under a class of its own."""
+    """Return the attacker's data with generated images of the private class added under the label of an owned class."""
     made = attacker.bounds.inputs(gan.generate(attacker, private, fakes, rng))
     wrong = int(own[1].bincount().argmax())
     return torch.cat([own[0], made]), torch.cat([own[1], torch.full((fakes,), wrong)])
 
 
 def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, Tensor]:
-    """The attacker's own examples without the private class."""
+    """Return the attacker's examples without those of the private class."""
     x, y = snapshot.federation.context.clients.examples(attacker)
     keep = y != private
     if not bool(keep.any()):
@@ -207,7 +209,7 @@ def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class Judge:
-    """An independent classifier, and the real images that generated ones are compared with (in [0, 1])."""
+    """An independent classifier, and the real images in [0, 1] to which generated images are compared."""
 
     name: str
     module: nn.Module
@@ -218,13 +220,13 @@ class Judge:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the weights, tensor by tensor: who has the same features gets the same."""
+        """SHA-256 of the weights, tensor by tensor; equal digests mean equal features."""
         weights = [tensor.contiguous().numpy().tobytes() for tensor in self.module.state_dict().values()]
         return hashlib.sha256(b"".join(weights)).hexdigest()
 
     @classmethod
     def of(cls, snapshot: Snapshot, epochs: int | None, options: AttackOptions) -> Judge:
-        """Trained on the first half of the public test set (10 passes, and 20,000 examples, at least), scored on the rest."""
+        """Train a judge on the first half of the public test set (at least 10 epochs, 20,000 examples), score it on the rest."""
         name = "cnn2"
         module = registry.build(name, snapshot.info.input_shape, snapshot.info.classes, options.seed)
         x, y = snapshot.federation.test
@@ -236,7 +238,7 @@ class Judge:
         return cls(name, module, snapshot, images, torch.cat([clients.y, y[half:]]), accuracy)
 
     def scores(self, made: Tensor, label: int) -> ClassScores:
-        """Generated images of one class against the real ones."""
+        """Score generated images of one class against the real images."""
         to_inputs = self.snapshot.bounds.inputs
         extractor = from_classifier(f"{self.snapshot.info.name}-{self.name}", self.module, to_inputs)
         real, others = split_by_class(self.images, self.labels, label)

@@ -1,7 +1,7 @@
-"""An intercepted release: the attacked client, the attacker's knowledge, and the upload or sum that is read.
+"""The interception of a release: the attacked client, the attacker's knowledge, and the upload or sum.
 
 The attacked client runs `client_round` as in training: the method's policy, local objective and door, with its clip, noise and
-mask, from the states that the run has saved. It differs in its data alone.
+mask, from the saved states of the run. Only its data differ.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 def intercepted(
     upload: release.Upload, layout: Layout, n_examples: int, local: KnownTraining, signal_norm: float | None = None
 ) -> CapturedUpload:
-    """An upload of the door (a change of weights, flat) as an attacker reads it.
+    """Convert an upload of the door (a flat change of weights) to the form that attacks read.
 
-    The standard deviations and the support are those the door declares; pass them on in `Knowledge` for an adaptive attack.
-    Where nothing was sent there is no noise either.
+    The standard deviations and the support are those that the door declares; pass them in `Knowledge` for an adaptive attack.
+    Coordinates that were not sent have no noise.
     signal_norm: L2 norm of the clipped update, for the record.
     """
     like = {k: torch.empty(shape) for k, shape in zip(layout.names, layout.shapes, strict=True)}
@@ -65,7 +65,7 @@ def intercepted(
 
 
 def clip_of(plan: release.Plan, layout: Layout) -> Clip:
-    """The bounds of a plan by the names of the parameters."""
+    """Return the clipping bounds of a plan by parameter name."""
     if plan.layer_clip is None:
         return Clip(plan.clip)
     return Clip(plan.clip, dict(zip(layout.names, plan.layer_clip.tolist(), strict=True)))
@@ -85,10 +85,10 @@ class Victim:
 
 
 def victims(snapshot: Snapshot, count: int, batch: int, rng: np.random.Generator) -> list[Victim]:
-    """`count` attacked clients with `batch` of their training examples each, drawn without repetition of an example.
+    """Draw `count` attacked clients with `batch` of their training examples each; no example is drawn twice.
 
     Raises:
-        ConfigError: the clients do not hold that many.
+        ConfigError: the clients hold fewer examples.
     """
     clients = snapshot.federation.context.clients
     blocks = [(c, b) for c, size in enumerate(clients.sizes().tolist()) for b in range(size // batch)]
@@ -99,24 +99,24 @@ def victims(snapshot: Snapshot, count: int, batch: int, rng: np.random.Generator
         )
     shuffled = [blocks[i] for i in rng.permutation(len(blocks))]
     chosen = sorted(shuffled, key=lambda block: block[1])[:count]
-    found = []
+    drawn = []
     for c, b in chosen:
         x, y = clients.examples(c)
-        found.append(Victim(c, x[b * batch : (b + 1) * batch], y[b * batch : (b + 1) * batch]))
-    return found
+        drawn.append(Victim(c, x[b * batch : (b + 1) * batch], y[b * batch : (b + 1) * batch]))
+    return drawn
 
 
 def owners(snapshot: Snapshot) -> list[Victim]:
-    """All clients that hold examples, with all that they hold."""
+    """Return every client that holds examples, with all its examples."""
     clients = snapshot.federation.context.clients
     return [Victim(c, *clients.examples(c)) for c in range(len(clients)) if clients.size(c)]
 
 
 def holders_of_test_images(snapshot: Snapshot, count: int) -> list[Victim]:
-    """Clients in turn, each with one of the first test images, in as many copies as a client has examples.
+    """Return clients in turn, each with one of the first test images, in as many copies as a client has examples.
 
     Raises:
-        ConfigError: there are not that many test images.
+        ConfigError: the test set has fewer images.
     """
     (x, y), s = snapshot.federation.test, snapshot.federation.setting
     if count > len(y):
@@ -126,7 +126,7 @@ def holders_of_test_images(snapshot: Snapshot, count: int) -> list[Victim]:
 
 @dataclass(frozen=True)
 class RecordingDoor(Door):
-    """The run's door, with a note of each clipped update before its noise, for the record alone."""
+    """The run's door, which also records each clipped update before noise; attacks never read this list."""
 
     clean: list[Tensor] = field(default_factory=list)
 
@@ -152,23 +152,23 @@ class RecordingDoor(Door):
 
 
 class WithoutNoise(Randomness):
-    """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
+    """The run's randomness with all noise replaced by zeros."""
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
-        """Zeros [n]."""
+        """Return zeros [n]."""
         return np.zeros(n, dtype=np.int64)
 
 
 def client_release(
     snapshot: Snapshot, victim: Victim, plan: Plan | Raw | None, *, noise: bool = True
 ) -> tuple[Upload | Contribution, Tensor]:
-    """What one client releases, and its clipped update before the door's noise [d]; the same code as in training."""
+    """Run one client with the code of training; return its release, and its clipped update before the door's noise [d]."""
     context, progress = snapshot.federation.context, snapshot.progress
     if not noise:
-        quiet = WithoutNoise(**vars(context.randomness))
-        context = replace(context, randomness=quiet, door=replace(context.door, randomness=quiet))
+        noiseless = WithoutNoise(**vars(context.randomness))
+        context = replace(context, randomness=noiseless, door=replace(context.door, randomness=noiseless))
     recording = RecordingDoor.of(context.door)
-    held: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)
+    attacked_context: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)
     state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
     task = ClientTask(
         victim.client,
@@ -179,7 +179,7 @@ def client_release(
         progress.privates.get(victim.client, {}),
         progress.buffers,
     )
-    outcome = client_round(held, task)
+    outcome = client_round(attacked_context, task)
     if outcome.release is None:
         raise FedveilError(f"nothing was released, so there is nothing to attack: {outcome.error}")
     sealed = outcome.release
@@ -187,22 +187,22 @@ def client_release(
 
 
 def holding(victim: Victim, clients: int) -> Clients:
-    """All clients, of whom only the victim holds anything."""
+    """Return clients of whom only the victim holds examples."""
     x, y = (part.repeat_interleave(victim.copies, 0) for part in (victim.x, victim.y))
     offsets = np.where(np.arange(clients + 1) > victim.client, len(y), 0).astype(np.int64)
     return Clients(x, y, offsets)
 
 
 AUXILIARY = 500
-"""Public examples for an attacker who knows `aux`."""
+"""Number of public examples for an attacker who knows `aux`."""
 
 
 @dataclass(frozen=True)
 class Interception:
-    """One release, read by an attacker.
+    """One release, with what the attacker knows.
 
     Args:
-        upload: what was released. known: what the attacker knows besides. victims: whose examples are behind it.
+        upload: the release. known: additional knowledge of the attacker. victims: clients whose examples are in it.
     """
 
     upload: CapturedUpload
@@ -211,48 +211,48 @@ class Interception:
 
     @property
     def x(self) -> Tensor:
-        """All attacked examples, in the model's units."""
+        """Return all attacked examples, in the model's units."""
         return torch.cat([v.x for v in self.victims])
 
     @property
     def y(self) -> Tensor:
-        """Their labels."""
+        """Return the labels of all attacked examples."""
         return torch.cat([v.y for v in self.victims])
 
 
 def interception_of(
-    snapshot: Snapshot, sent: release.Upload, clean: Tensor, behind: tuple[Victim, ...], knows: Sequence[str]
+    snapshot: Snapshot, sent: release.Upload, clean: Tensor, members: tuple[Victim, ...], knows: Sequence[str]
 ) -> Interception:
-    """A release with what the attacker knows; `clean` is the update without noise, `behind` whose examples are in it."""
-    n, weights = sum(len(v.y) for v in behind), getattr(snapshot.federation.method, "sends_weights", False)
-    if weights:  # everybody has the model that training started from
+    """Return a release with the attacker's knowledge; `clean` is the update without noise, `members` are the clients in it."""
+    n, weights = sum(len(v.y) for v in members), getattr(snapshot.federation.method, "sends_weights", False)
+    if weights:  # the model from which training started is public
         start = snapshot.progress.model
         sent, clean = replace(sent, vector=sent.vector - start), clean - start
-    local = local_spec(snapshot.federation.context.spec, len(behind[0].y), snapshot.progress.round)
+    local = local_spec(snapshot.federation.context.spec, len(members[0].y), snapshot.progress.round)
     upload = intercepted(sent, snapshot.layout, n, local, float(clean.norm()))
     if any(isinstance(m, BATCH_NORMS) for m in snapshot.federation.context.model.module.modules()):
         upload = replace(upload, bn_mode="train")
     known = Knowledge(
         n=n,
         local=local,
-        labels=torch.cat([v.y for v in behind]) if "labels" in knows else None,
+        labels=torch.cat([v.y for v in members]) if "labels" in knows else None,
         noise_std=_noise(snapshot, sent, upload, knows),
         mask=upload.sent_mask if "mask" in knows else None,
-        clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(behind) == 1 and not weights else None,
+        clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(members) == 1 and not weights else None,
         aux_inputs=snapshot.federation.test[0][:AUXILIARY] if "aux" in knows else None,
     )
-    return Interception(upload, known, behind)
+    return Interception(upload, known, members)
 
 
 def _noise(snapshot: Snapshot, sent: release.Upload, upload: CapturedUpload, knows: Sequence[str]) -> Noise | None:
-    """By coordinate where the mask is known, else by layer: it would give the mask away."""
+    """Return the known noise: by coordinate if the attacker knows the mask, else by layer, which does not reveal the mask."""
     if "noise" not in knows:
         return None
     return upload.noise_std if "mask" in knows else dict(zip(snapshot.layout.names, sent.noise_std.tolist(), strict=True))
 
 
 def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
-    """The training of a client with so many examples, as an attacker simulates it."""
+    """Return the local training that an attacker simulates for a client with so many examples."""
     steps, o = spec.steps_for(examples), spec.optimizer
     rates = tuple(spec.learning_rate(round, k, steps) for k in range(steps))
     return KnownTraining(
@@ -268,53 +268,55 @@ def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
 
 
 def caveats(snapshot: Snapshot, batch: int) -> list[str]:
-    """What the attacker does not simulate, so that the attack may be weaker than it could be."""
-    context, found = snapshot.federation.context, []
-    own, steps = context.objective, context.spec.steps_for(batch)
-    if type(own) is not Plain:
-        found.append(f"the attacker assumes plain local steps; the method's own ({type(own).__name__}) are not simulated")
+    """Return sentences about what the attacker does not simulate, which makes the attack weaker than possible."""
+    context, sentences = snapshot.federation.context, []
+    objective, steps = context.objective, context.spec.steps_for(batch)
+    if type(objective) is not Plain:
+        sentences.append(
+            f"the attacker assumes plain local steps; the method's own ({type(objective).__name__}) are not simulated"
+        )
         if snapshot.summed:
-            found.append("r counts the noise of the door alone, none that the method adds inside local training")
-    elif own.penalty is not None and steps > 1:
-        found.append("the attacker does not simulate the penalty of local training, which acts from the second step on")
+            sentences.append("r counts the noise of the door alone, none that the method adds inside local training")
+    elif objective.penalty is not None and steps > 1:
+        sentences.append("the attacker does not simulate the penalty of local training, which acts from the second step on")
     if snapshot.federation.setting.example_clip is not None:
-        found.append("the attacker does not simulate DP-SGD's clipping and sampling")
+        sentences.append("the attacker does not simulate DP-SGD's clipping and sampling")
     if snapshot.federation.setting.local.optimizer.name == "adam" and snapshot.federation.setting.local.optimizer.weight_decay:
-        found.append("the attacker does not simulate Adam's weight decay")
+        sentences.append("the attacker does not simulate Adam's weight decay")
     if steps > 1 and batch > snapshot.federation.setting.local.batch_size:
-        found.append("the attacker assumes batches in the order of the examples; the client shuffles them")
-    return found
+        sentences.append("the attacker assumes batches in the order of the examples; the client shuffles them")
+    return sentences
 
 
 def single_uploads(kind: str, snapshot: Snapshot, options: AttackOptions) -> None:
-    """Refuse to attack single uploads where none is visible."""
+    """Refuse an attack on single uploads if no single upload is visible."""
     if snapshot.summed and "others" not in options.knows:
         view = snapshot.federation.setting.scope.view
-        leaves = "a sum" if view == "aggregate" else "the last model"
+        released = "a sum" if view == "aggregate" else "the last model"
         raise ConfigError(
-            f"attack {kind} reads single uploads, but in the {view} view only {leaves} leaves: "
+            f"attack {kind} reads single uploads, but in the {view} view only {released} is released: "
             "no single upload is visible. Set privacy.view = 'server' to attack what the server receives, --knows others "
             "for an adversary who knows every other contribution to the sum, or compare with --defence none"
         )
 
 
 def interceptions(snapshot: Snapshot, options: AttackOptions, count: int, batch: int) -> Iterator[Interception]:
-    """Releases of the snapshot's round, until `count` clients were attacked.
+    """Yield releases of the snapshot's round until `count` clients are attacked.
 
-    Server view: one release a client. Aggregate view: one a round, of all its participants together; or, when the attacker knows
-    what the others contributed, one a client again, with all the noise of the sum.
+    Server view: one release per client. Aggregate view: one sum per round, of all participants; or, if the attacker knows the
+    contributions of the others, one release per client with the whole noise of the sum.
 
     Args:
-        count: clients. batch: examples of each; where `options.examples` fixes them, `count` is the most that are attacked.
+        count: attacked clients, or the most of them if `options.examples` fixes the examples. batch: examples of each.
 
     Raises:
-        ConfigError: nothing of a round is visible in the final view.
+        ConfigError: the view is final, in which no round is visible.
     """
     rng, knows = np.random.default_rng(options.seed), options.knows
     view, alone = snapshot.federation.setting.scope.view, not snapshot.summed or "others" in knows
     if snapshot.summed and view is View.FINAL:
         raise ConfigError(
-            "privacy.view = 'final' lets out the last model only, so no round can be intercepted: attack the model "
+            "privacy.view = 'final' releases the last model only, so no round can be intercepted: attack the model "
             "(--kind attribute, extraction), set privacy.view to server or aggregate, or compare with --defence none"
         )
     if alone:
@@ -330,7 +332,7 @@ def interceptions(snapshot: Snapshot, options: AttackOptions, count: int, batch:
 
 
 def number(snapshot: Snapshot, count: int, knows: Sequence[str]) -> int:
-    """How many releases `interceptions` gives for `count` attacked clients."""
+    """Return the number of releases that `interceptions` yields for `count` attacked clients."""
     each = snapshot.federation.setting.cohort if snapshot.summed and "others" not in knows else 1
     return -(-count // max(1, each))
 
@@ -353,25 +355,25 @@ def _single(snapshot: Snapshot, victim: Victim, knows: Sequence[str]) -> Interce
 def _with_training_noise(
     snapshot: Snapshot, victim: Victim, sent: release.Upload, clean: Tensor
 ) -> tuple[release.Upload, Tensor]:
-    """The upload with the noise that the method adds inside local training counted too, and the update without any noise.
+    """Return the upload with the noise of local training added to its noise std, and the update without any noise.
 
-    Who knows the method knows the size of that noise; here it is the root mean square of what silence changes in a layer. Under
-    noise an exact zero was not sent, which everyone sees.
+    Anyone who knows the method knows the size of that noise. Here it is, for each layer, the root mean square of the difference
+    that the noise makes. A coordinate that is exactly zero under noise was not sent, which everyone sees.
     """
     s = snapshot.federation
     if type(s.context.objective) is Plain and s.setting.example_clip is None:
         return sent, clean
-    _, quiet = client_release(snapshot, victim, None, noise=False)
+    _, noiseless = client_release(snapshot, victim, None, noise=False)
     received = sent.vector != 0
     counts = torch.stack([part.sum() for part in snapshot.layout.split(received)]).clamp_min(1)
-    inside = snapshot.layout.norms(clean - quiet) / counts.sqrt()
+    inside = snapshot.layout.norms(clean - noiseless) / counts.sqrt()
     noisy = replace(sent, noise_std=(sent.noise_std.square() + inside.square()).sqrt())
     visible = sent.support is None and bool(inside.any()) and not bool(received.all())
-    return (replace(noisy, support=received) if visible else noisy), quiet
+    return (replace(noisy, support=received) if visible else noisy), noiseless
 
 
 def _together(snapshot: Snapshot, members: Sequence[Victim], knows: Sequence[str]) -> Interception:
-    """The round's sum as the mean of its participants' updates, which nobody can tell apart."""
+    """Return the round's sum as the mean of its participants' updates."""
     plan = _common(snapshot)
     releases = [client_release(snapshot, victim, plan) for victim in members]
     sealed = [s for s, _ in releases if isinstance(s, Contribution)]
@@ -384,38 +386,40 @@ def _together(snapshot: Snapshot, members: Sequence[Victim], knows: Sequence[str
 
 
 def _within_known(snapshot: Snapshot, victim: Victim, others: Sequence[Contribution], knows: Sequence[str]) -> Interception:
-    """The round's sum less what the attacker knows: one contribution, and the noise that is left."""
+    """Return the round's sum less the known contributions: one contribution with the noise of the sum."""
     plan = _common(snapshot)
-    own, clean = client_release(snapshot, victim, plan)
-    assert isinstance(own, Contribution)
+    contribution, clean = client_release(snapshot, victim, plan)
+    assert isinstance(contribution, Contribution)
     rest = [c for c in others if c.client != victim.client]
-    sent = _sum(snapshot, [*rest, own], plan)
-    left = (sent.vector * _denominator(snapshot, [*rest, own]) - _known(snapshot, rest, sent)) / own.weight
-    std = left.new_tensor(per_layer(sent.plan.noise_std, snapshot.layout)) / own.weight
-    return interception_of(snapshot, replace(sent, vector=left, noise_std=std), clean, (victim,), knows)
+    sent = _sum(snapshot, [*rest, contribution], plan)
+    remainder = (
+        sent.vector * _denominator(snapshot, [*rest, contribution]) - _summed_contributions(snapshot, rest, sent)
+    ) / contribution.weight
+    std = remainder.new_tensor(per_layer(sent.plan.noise_std, snapshot.layout)) / contribution.weight
+    return interception_of(snapshot, replace(sent, vector=remainder, noise_std=std), clean, (victim,), knows)
 
 
 def _others(snapshot: Snapshot) -> list[Contribution]:
-    """What the participants of this round contribute, with all their own data."""
+    """Return the contributions of this round's participants, computed on all their data."""
     plan = _common(snapshot)
     context = snapshot.federation.context
-    found = []
+    contributions = []
     for c in sample(snapshot.federation, snapshot.progress):
         sealed, _ = client_release(snapshot, Victim(c, *context.clients.examples(c)), plan)
         assert isinstance(sealed, Contribution)
-        found.append(sealed)
-    return found
+        contributions.append(sealed)
+    return contributions
 
 
 def _sum(snapshot: Snapshot, sealed: Sequence[Contribution], plan: release.Plan | release.Raw) -> release.Upload:
     door = snapshot.federation.context.door
-    if door.memory is not None:  # each attempt is a release of this round of its own
+    if door.memory is not None:  # each attempt is a separate release of this round
         door = replace(door, memory=door.memory.copied())
     return door.release_sum(sealed, plan, snapshot.progress.round, _denominator(snapshot, sealed))
 
 
-def _known(snapshot: Snapshot, rest: Sequence[Contribution], sent: release.Upload) -> Tensor:
-    """The sum [d] of these contributions."""
+def _summed_contributions(snapshot: Snapshot, rest: Sequence[Contribution], sent: release.Upload) -> Tensor:
+    """Return the sum [d] of these contributions."""
     if not rest:
         return torch.zeros_like(sent.vector)
     total = torch.stack([contribution.sealed for contribution in rest]).sum(0)

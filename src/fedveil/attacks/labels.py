@@ -1,8 +1,8 @@
 """Labels and senders of intercepted uploads.
 
 After the empirical study of membership inference in "Convergent Differential Privacy Analysis for General Federated Learning"
-(table 11). The attacker has probe images of some target clients and sees unlabelled uploads. The published matching is not
-specified; rule "inversion" reconstructs an example from each upload and compares features, rule "gradient" (cheaper and
+(table 11). The attacker has probe images of some target clients and sees unlabelled uploads. The paper does not specify
+the matching; rule "inversion" reconstructs an example from each upload and compares features, rule "gradient" (cheaper and
 stronger) compares the upload itself with the gradient on the probes.
 """
 
@@ -26,7 +26,7 @@ from fedveil.errors import ConfigError
 
 
 def last_layer(names: Mapping[str, Tensor]) -> tuple[str, str | None]:
-    """Names of the classifier's weight and bias: the last matrix (2 dimensions) among the parameters."""
+    """Return the names of the classifier's weight and bias: the last matrix (2 dimensions) among the parameters."""
     matrices = [name for name, value in names.items() if name.endswith("weight") and value.ndim == 2]
     if not matrices:
         raise ConfigError("the model has no linear layer to read labels from; give Knowledge.labels")
@@ -35,7 +35,7 @@ def last_layer(names: Mapping[str, Tensor]) -> tuple[str, str | None]:
 
 
 def class_gradient(target: Target) -> Tensor:
-    """Gradient of the last bias (classes,), in which db_c = mean_i p_ic - n_c / n.
+    """Return the gradient of the last bias (classes,), in which db_c = mean_i p_ic - n_c / n.
 
     Raises ConfigError when the model has no last bias or the upload does not carry it.
     """
@@ -49,7 +49,7 @@ def class_gradient(target: Target) -> Tensor:
 
 
 def single_label(target: Target) -> int:
-    """Label of one example: the class with the most negative last-bias gradient (Zhao et al. 2020, iDLG).
+    """Return the label of one example: the class with the most negative last-bias gradient (Zhao et al. 2020, iDLG).
 
     Without a bias, the class whose row of the last weight's gradient has the smallest sum; that needs features >= 0.
     """
@@ -59,14 +59,14 @@ def single_label(target: Target) -> int:
 
 
 def mean_prediction(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Mean class probabilities of the model on `inputs`, (classes,)."""
+    """Return the mean class probabilities of the model on `inputs`, (classes,)."""
     with torch.no_grad():
         mean: Tensor = module(inputs).softmax(1).mean(0)
     return mean
 
 
 def label_counts(bias_gradient: Tensor, prediction: Tensor, n: int) -> Tensor:
-    """How many of n examples each class has, int64 (classes,), summing to n.
+    """Return the number of examples of each class, int64 (classes,), with sum n.
 
     From db_c = mean_i p_ic - n_c / n follows n_c = n (p_c - db_c). The shares are floored (at 0) and the rest goes to the
     largest remainders. bias_gradient: (classes,). prediction: mean class probabilities on auxiliary data, (classes,).
@@ -84,7 +84,7 @@ def label_counts(bias_gradient: Tensor, prediction: Tensor, n: int) -> Tensor:
 
 
 def counted(target: Target, inputs: Tensor, n: int) -> Tensor:
-    """How many of n examples each class has, from an upload; `inputs` are auxiliary data. Where the clip acted, it is undone."""
+    """Estimate the number of examples of each class from an upload and undo its clipping; `inputs` are auxiliary data."""
     gradient, prediction = class_gradient(target), mean_prediction(target.module, inputs)
     _, bias = last_layer(target.named())
     assert bias is not None
@@ -92,7 +92,7 @@ def counted(target: Target, inputs: Tensor, n: int) -> Tensor:
 
 
 def shrinkage(bias_gradient: Tensor, prediction: Tensor, n: int) -> float:
-    """By what factor >= 1 a clip shrank db: the one at which the counts n (p_c - s db_c) come nearest to whole numbers.
+    """Return the factor s >= 1 by which the clip shrank db: the one with counts n (p_c - s db_c) nearest to whole numbers.
 
     A positive db_c is at most p_c, so the class with the least p_c / db_c has the fewest examples: s follows from their number.
     """
@@ -110,7 +110,7 @@ def shrinkage(bias_gradient: Tensor, prediction: Tensor, n: int) -> float:
 
 
 def unique_labels(target: Target, n: int) -> Tensor:
-    """The n classes with the smallest min_j dW[c, j], for batches without repeated labels (Yin et al. 2021).
+    """Return the n classes with the smallest min_j dW[c, j], for batches without repeated labels (Yin et al. 2021).
 
     Raises ConfigError when n exceeds the number of classes.
     """
@@ -122,9 +122,9 @@ def unique_labels(target: Target, n: int) -> Tensor:
 
 
 def infer(target: Target, n: int, knowledge: Knowledge, bounds: Bounds, rng: torch.Generator) -> Tensor:
-    """Labels of n examples, sorted, int64 (n,): the known ones, else the bias rule for one example, else label counts.
+    """Return labels of n examples, sorted, int64 (n,): known labels, else the bias rule for one example, else label counts.
 
-    Without auxiliary inputs the mean prediction is taken on 256 uniform random images.
+    Without auxiliary inputs, the mean prediction is computed on 256 uniform random images.
     """
     if knowledge.labels is not None:
         if len(knowledge.labels) != n:
@@ -158,7 +158,7 @@ def from_gradients(
 
 
 def from_outputs(x: Tensor, truth: Tensor, model_fn: ModelFn, state: Mapping[str, Tensor]) -> LabelReconstruction:
-    """Rule "output": the model's own prediction; it follows accuracy, not what an upload leaks. x: (n, *shape)."""
+    """Rule "output": the model's prediction, which depends on its accuracy and not on an upload. x: (n, *shape)."""
     return _judged("output", predictions(prepared(model_fn, state, "eval", None), x).argmax(1), truth)
 
 
@@ -172,7 +172,7 @@ Rule = Literal["inversion", "gradient"]
 
 @dataclass(frozen=True)
 class Identification:
-    """How well targets were found among the uploads.
+    """The success of matching targets to uploads.
 
     matched: share of targets assigned their own upload (Hungarian, one upload each); chance is 1 / uploads.
     top: share whose own upload is among the `flagged` best scored; chance is flagged / uploads.
@@ -197,7 +197,7 @@ def gradient_scores(
     state: Mapping[str, Tensor],
     knowledge: Knowledge,
 ) -> Tensor:
-    """Rule "gradient": cosine between each effective gradient and the gradient on each target's probes, (targets, uploads).
+    """Return scores (targets, uploads) by rule "gradient": cosines of effective gradients and the targets' probe gradients.
 
     probes: per target images (n, *shape) in the model's units and labels (n,).
     """
@@ -212,7 +212,7 @@ def _alignment(expected: Tensor, target: Target) -> Tensor:
 
 
 def inversion_scores(module: nn.Module, probes: Sequence[tuple[Tensor, Tensor]], images: Iterable[Tensor]) -> Tensor:
-    """Rule "inversion": minus the least distance of features between reconstructions and probes, (targets, uploads).
+    """Return scores (targets, uploads) of rule "inversion": minus the least feature distance of reconstructions and probes.
 
     Features are those of the penultimate layer of `module`, the model of the round. images: reconstructed from each upload alone.
     """
@@ -222,9 +222,9 @@ def inversion_scores(module: nn.Module, probes: Sequence[tuple[Tensor, Tensor]],
 
 
 def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 10, seed: int = 0) -> Identification:
-    """Judge scores (targets, uploads) against the truth: `owners[i]` is the index of target i's upload.
+    """Evaluate scores (targets, uploads) against the truth: `owners[i]` is the index of target i's upload.
 
-    The uploads are put in an order drawn from `seed` first, so that ties between them are broken by chance.
+    The uploads are shuffled by `seed` first, so that ties are broken at random.
     Raises ConfigError for shapes that do not fit or scores that are not finite.
     """
     table: NDArray[np.float64] = scores.double().numpy()
@@ -253,7 +253,7 @@ def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 1
 
 
 def tpr_at(positive: NDArray[np.float64], negative: NDArray[np.float64], fpr: float) -> float:
-    """Share of positive scores strictly above a threshold that at most `fpr` of the negative scores exceed."""
+    """Return the share of positive scores strictly above a threshold that at most `fpr` of the negative scores exceed."""
     allowed = int(np.floor(fpr * len(negative)))
     if len(negative) == 0:
         raise ConfigError("a false positive rate needs negative scores")

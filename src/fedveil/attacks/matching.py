@@ -1,4 +1,4 @@
-"""A client's computation repeated by the attacker, and the distance of a candidate's gradient from an upload."""
+"""The simulation of a client by the attacker, and the distance of a candidate's gradient from an upload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffers: Mapping[str, Tensor] | None) -> nn.Module:
-    """The model at `state`, deterministic: dropout off, batch normalisation as `bn_mode` says.
+    """Return the model at `state`, made deterministic: dropout off, batch normalisation as `bn_mode` says.
 
     "train" strips the running statistics, so that batches normalise themselves and nothing is updated on the way.
     state: trained parameters by name, and buffers if the server distributes them; `buffers` override those.
@@ -43,34 +43,34 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
 
 
 def split(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parts of a flat vector (d,), named and shaped like the tensors of `like`."""
+    """Split a flat vector (d,) into tensors with the names and shapes of `like`."""
     parts = torch.split(vector, [t.numel() for t in like.values()])
     return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
 
 
 def flat(tensors: Iterator[Tensor] | tuple[Tensor, ...] | list[Tensor]) -> Tensor:
-    """Tensors one after the other in one vector."""
+    """Concatenate tensors into one vector."""
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
 def gradient(module: nn.Module, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
-    """Gradient of the mean cross-entropy by the trained parameters, flat (d,).
+    """Return the gradient of the mean cross-entropy with respect to the trained parameters, flat (d,).
 
     x: (n, *shape). y: classes int64 (n,), or class probabilities (n, classes).
     """
-    with sdpa_kernel(SDPBackend.MATH):  # the faster kernels of attention have no second derivative
+    with sdpa_kernel(SDPBackend.MATH):  # the fast attention kernels have no second derivative
         loss = F.cross_entropy(module(x), y)
     return flat(torch.autograd.grad(loss, tuple(trained_parameters(module).values()), create_graph=create_graph))
 
 
 def bounded(tensors: Sequence[Tensor], bound: float) -> list[Tensor]:
-    """The tensors scaled by one factor to a joint L2 norm of at most `bound`, differentiably."""
+    """Scale the tensors by one factor to a joint L2 norm of at most `bound`, differentiably."""
     norm = (torch.stack([t.square().sum() for t in tensors]).sum() + 1e-30).sqrt()
     return [t * (bound / norm).clamp_max(1.0) for t in tensors]
 
 
 def batches(local: KnownTraining, n: int) -> list[Tensor]:
-    """Indices of the examples of each local step: `local.order` if known, else consecutive batches, epoch after epoch."""
+    """Return the example indices of each local step: `local.order` if known, else consecutive batches, epoch after epoch."""
     if local.order is not None:
         return [torch.tensor(indices) for indices in local.order]
     size = min(local.batch or n, n)
@@ -79,7 +79,7 @@ def batches(local: KnownTraining, n: int) -> list[Tensor]:
 
 
 def simulation(module: nn.Module, local: KnownTraining | None) -> Simulation:
-    """(x, y) -> effective gradient (w_0 - w_K) / (lr K), flat (d,), with its graph.
+    """Return the function (x, y) -> effective gradient (w_0 - w_K) / (lr K), flat (d,), differentiable in x and y.
 
     For plain SGD of one step this is the gradient itself; else K steps are unrolled.
     """
@@ -96,7 +96,7 @@ def simulation(module: nn.Module, local: KnownTraining | None) -> Simulation:
 
 
 def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tensor, local: KnownTraining) -> dict[str, Tensor]:
-    """Parameters after `local.steps` steps, differentiable in x and y.
+    """Return the parameters after `local.steps` steps, differentiable in x and y.
 
     Adam puts eps inside the root: the derivative of sqrt at 0 is infinite. SGD is torch's: first momentum, no dampening.
     """
@@ -123,14 +123,14 @@ def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tenso
 
 
 SURPRISE = 3.5
-"""Standard deviations above pure noise at which a tensor counts as carrying signal (one-sided chance 1 in 4,300)."""
+"""Number of standard deviations above pure noise from which a tensor counts as signal (one-sided probability 1 / 4,300)."""
 _NEAR = 1e-3
-"""How much below a bound, relative to it, an upload that was clipped to it may be by rounding."""
+"""Relative rounding error: an upload at most this far below a bound counts as clipped."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One upload as the attacker reads it.
+    """One upload as a target of the matching.
 
     gradient: effective gradient (d,), 0 where nothing was received. weight: trust in each coordinate, in [0, 1] (d,); None =
     1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if known.
@@ -143,11 +143,11 @@ class Target:
     clip: Clip | None = None
 
     def named(self) -> dict[str, Tensor]:
-        """The effective gradient by parameter name."""
+        """Return the effective gradient by parameter name."""
         return split(self.gradient, trained_parameters(self.module))
 
     def clipped(self, name: str) -> bool:
-        """Whether a bound may have acted on this parameter: what arrived reaches it (noise can only make it look larger)."""
+        """Whether this parameter may have been clipped: the received value reaches a bound (noise can only enlarge it)."""
         if self.clip is None:
             return False
         layer = (self.clip.layers or {}).get(name, math.inf)
@@ -155,12 +155,12 @@ class Target:
         return own > layer * (1 - _NEAR) or whole > self.clip.whole * (1 - _NEAR)
 
     def power(self) -> Tensor:
-        """Weighted squared norm of the gradient."""
+        """Return the weighted squared norm of the gradient."""
         return (self.gradient.square() if self.weight is None else self.gradient.square() * self.weight).sum()
 
 
 def read(uploads: Sequence[CapturedUpload], model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> list[Target]:
-    """The uploads as targets; raises ConfigError for what cannot be read with this knowledge."""
+    """Convert uploads to targets. Raises ConfigError for an upload that this knowledge does not suffice to read."""
     if not uploads:
         raise ConfigError("an attack needs at least one upload")
     return [_target(upload, model_fn, state, knowledge) for upload in uploads]
@@ -201,7 +201,7 @@ def _target(upload: CapturedUpload, model_fn: ModelFn, state: Mapping[str, Tenso
 def _through_the_door(
     simulate: Simulation, parameters: Mapping[str, Tensor], clip: Clip, mask: Mapping[str, Tensor]
 ) -> Simulation:
-    """A candidate's gradient as the door would let it out: restricted, clipped per parameter, then as a whole."""
+    """Apply the door to a candidate's gradient: restrict it, clip each parameter, then clip the whole."""
 
     def clipped(x: Tensor, y: Tensor) -> Tensor:
         parts = split(simulate(x, y), parameters)
@@ -215,7 +215,7 @@ def _through_the_door(
 
 
 def effective_scale(upload: CapturedUpload, knowledge: Knowledge) -> float:
-    """Factor from what was sent to the effective gradient: 1 for a gradient, -1 / (lr K) for a change of weights."""
+    """Return the factor from the upload to the effective gradient: 1 for a gradient, -1 / (lr K) for a change of weights."""
     if upload.kind == "gradient" or knowledge.local is None:
         return 1.0
     return -1.0 / (knowledge.local.lr * knowledge.local.steps)
@@ -224,10 +224,10 @@ def effective_scale(upload: CapturedUpload, knowledge: Knowledge) -> float:
 def trust(
     received: Tensor, parameters: Mapping[str, Tensor], sent: set[str], knowledge: Knowledge, scale: float = 1.0
 ) -> Tensor | None:
-    """Weight of each coordinate in [0, 1]: p / (noise variance + p), and 0 where it was withheld or noise swamps it.
+    """Return the weight of each coordinate in [0, 1]: p / (noise variance + p), or 0 if it was withheld or is mostly noise.
 
-    p is the mean square of the tensor's signal, estimated from the entries of least noise as what exceeds it. A tensor is
-    swamped when noise alone would give this estimate in at least one of some 4,000 cases; if all are, weights are 1 / noise
+    p is the mean square of the tensor's signal, estimated from the entries with the least noise as the excess over it. A tensor
+    counts as noise if noise alone would give this estimate in at least one of some 4,000 cases; if all are, weights are 1 / noise
     variance. (A threshold at two standard errors let noise in through small tensors, where it outweighs everything.)
     received: effective gradient (d,). scale: factor from the units of `knowledge.noise_std` to those of `received`.
     A floor common to all tensors instead of p makes an attacker worse than a naive one when most of the signal is noisy.
@@ -252,9 +252,9 @@ def trust(
 
 
 def withheld_guess(upload: CapturedUpload, fraction: float) -> dict[str, Tensor]:
-    """A mask for an attacker who does not know it: drop the largest `fraction` of the received entries by magnitude.
+    """Guess the mask for an attacker who does not know it: drop the largest `fraction` of the received entries by magnitude.
 
-    Made for defences that put noise on the largest entries only.
+    This fits defences that add noise to the largest entries only.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"fraction must lie in [0, 1), got {fraction}")
@@ -265,13 +265,13 @@ def withheld_guess(upload: CapturedUpload, fraction: float) -> dict[str, Tensor]
 
 
 def squared(target: Target, candidate: Tensor) -> Tensor:
-    """Weighted sum of squared differences."""
+    """Return the weighted sum of squared differences."""
     difference = candidate - target.gradient
     return (difference.square() if target.weight is None else difference.square() * target.weight).sum()
 
 
 def cosine(target: Target, candidate: Tensor) -> Tensor:
-    """1 - cosine similarity in the weighted inner product; excluded coordinates count neither above nor below the line."""
+    """Return 1 - cosine similarity under the weighted inner product; excluded coordinates have weight 0 in all norms."""
     weighted = target.gradient if target.weight is None else target.gradient * target.weight
     own = candidate if target.weight is None else candidate * target.weight
     scale = (weighted @ target.gradient).sqrt() * (own @ candidate + 1e-30).sqrt()
@@ -279,12 +279,12 @@ def cosine(target: Target, candidate: Tensor) -> Tensor:
 
 
 def averaged(measure: Callable[[Target, Tensor], Tensor], targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
-    """A distance of the candidate (x, y), averaged over the uploads."""
+    """Return a distance of the candidate (x, y), averaged over the uploads."""
     return torch.stack([measure(t, t.simulate(x, y)) for t in targets]).mean()
 
 
 def mean_power(targets: Sequence[Target]) -> Tensor:
-    """Weighted squared norm of what was received, averaged over the uploads."""
+    """Return the weighted squared norm of the received gradients, averaged over the uploads."""
     return torch.stack([t.power() for t in targets]).mean()
 
 
@@ -296,7 +296,7 @@ def _shaped(value: float | Tensor, parameter: Tensor, name: str, what: str) -> T
 
 
 def _signal_power(received: Tensor, variance: Tensor, seen: Tensor) -> float:
-    """Mean square of the signal in the entries received with the least noise; 0 when noise alone would explain it.
+    """Return the mean square of the signal in the entries with the least noise; 0 if noise alone would explain it.
 
     The cube root of a chi-square over its degrees of freedom n is nearly normal, N(1 - 2/(9n), 2/(9n)) (Wilson and Hilferty
     1931); unlike the standard error it holds for the ten entries of a bias too.
@@ -330,9 +330,9 @@ def lbfgs(
     report: Report,
     stall: int = 5,
 ) -> tuple[list[Tensor], float, int, int, str]:
-    """L-BFGS with rate 1, history 100 and 20 inner iterations per step, from the present values of `variables`.
+    """Run L-BFGS with rate 1, history 100 and 20 inner iterations per step, from the present values of `variables`.
 
-    Ends below `tolerance`, at a loss that is not finite, or after `stall` steps without change. Returns the best values seen,
+    It ends below `tolerance`, at a non-finite loss, or after `stall` steps without change. Returns the best values,
     the loss at exactly these values, steps, closures and the reason for stopping.
     """
     optimizer = torch.optim.LBFGS(list(variables), lr=1.0, max_iter=20, history_size=100, line_search_fn=line_search)
@@ -374,7 +374,7 @@ def adam(
     signed: bool,
     langevin: Callable[[int], Tensor] | None = None,
 ) -> tuple[int, str]:
-    """Adam on x (changed in place), projected into the box after every step; returns steps done and the reason for stopping.
+    """Run Adam on x in place, clamped to the bounds after each step. Returns the number of steps and the reason for stopping.
 
     rates: the learning rate of each step. signed: use the sign of the gradient. langevin: step -> noise added to x, in units of
     the rate.

@@ -142,7 +142,7 @@ class AttributeProbe(Attack):
             chosen = torch.randperm(len(own.y), generator=options.generator())[: min(n, len(own.y))]
             attacked = own.x[chosen], own.y[chosen]
         wanted, model = torch.tensor(list(classes)), _released(snapshot)
-        found = infer_attribute(
+        result = infer_attribute(
             features(model, x[:aux]),
             torch.isin(y[:aux], wanted),
             features(model, attacked[0]),
@@ -151,13 +151,13 @@ class AttributeProbe(Attack):
         )
         on_progress(1, 1, "probe")
         figures = {
-            "balanced accuracy": f"{found.balanced_accuracy:.1%} (chance 50 %)",
-            "AUC": f"{found.auc:.3f}",
-            "accuracy": f"{found.accuracy:.1%} of {found.n_test}, constant guess {found.constant_guess:.1%}",
-            "advantage over the constant guess": f"{100 * found.advantage:+.1f} points",
+            "balanced accuracy": f"{result.balanced_accuracy:.1%} (chance 50 %)",
+            "AUC": f"{result.auc:.3f}",
+            "accuracy": f"{result.accuracy:.1%} of {result.n_test}, constant guess {result.constant_guess:.1%}",
+            "advantage over the constant guess": f"{100 * result.advantage:+.1f} points",
         }
         words = [f"attribute '{name}' (classes {list(classes)}), probe trained on {aux} public examples"]
-        return _outcome(snapshot, figures, {**asdict(found), "attribute": name, "classes": list(classes)}, words)
+        return _outcome(snapshot, figures, {**asdict(result), "attribute": name, "classes": list(classes)}, words)
 
 
 @dataclass(frozen=True)
@@ -184,19 +184,19 @@ class KnowledgeExtraction(Attack):
             )
         on_progress(0, 1, f"student on {asked} queries")
         student = partial(snapshot.make_model, self.student)
-        _, found = self.run(_released(snapshot), student, x[:asked], (x[left:], y[left:]), options.generator())
+        _, result = self.run(_released(snapshot), student, x[:asked], (x[left:], y[left:]), options.generator())
         on_progress(1, 1, "student")
         figures = {
-            "student's accuracy": f"{found.student_accuracy:.1%}, victim's {found.victim_accuracy:.1%}",
-            "agreement with the victim": f"{found.agreement:.1%} of {len(y) - left}",
-            "queries, epochs": f"{found.queries}, {found.epochs}",
-            "KL on held-out queries": f"{found.held_out_kl:.3g} nats",
+            "student's accuracy": f"{result.student_accuracy:.1%}, victim's {result.victim_accuracy:.1%}",
+            "agreement with the victim": f"{result.agreement:.1%} of {len(y) - left}",
+            "queries, epochs": f"{result.queries}, {result.epochs}",
+            "KL on held-out queries": f"{result.held_out_kl:.3g} nats",
         }
         words = [
             "the queried model is already noised: this measures what it is worth to a thief, not privacy",
             f"queries are the first {asked} public test examples, scores are on the last {len(y) - left}",
         ]
-        return _outcome(snapshot, figures, asdict(found), words)
+        return _outcome(snapshot, figures, asdict(result), words)
 
     def run(
         self, victim: nn.Module, student_fn: ModelFn, queries: Tensor, test: tuple[Tensor, Tensor], rng: torch.Generator

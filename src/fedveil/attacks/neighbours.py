@@ -1,4 +1,4 @@
-"""Neighbouring data for record and replay: the same clients, of whom one holds other data, chosen to break what can break."""
+"""Neighbouring data for record and replay: the data of one client are replaced by values that are likely to expose a leak."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Federation
 
 SIZES_ARE_PUBLIC = "each client's number of examples is public"
-"""A method that assumes this gets no neighbour of another size."""
+"""Methods with this assumption are not tested with neighbours of another size."""
 
 HUGE, TINY = 3e38, 1e-40
-"""Next to the largest float32, and below the least normal one."""
+"""A value near the largest float32, and one below the smallest normal float32."""
 
 _Examples = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One way in which a client's examples can differ.
+    """One change of a client's examples.
 
     Args:
-        make: from examples, targets and the number of classes (0 for quantities) to other examples and targets.
-        record: whether it is a change of one record. zeroes: whether that record then contributes nothing.
+        make: function from examples, targets and the number of classes (0 for quantities) to changed examples and targets.
+        record: whether one record changes. zeroes: whether that record then contributes nothing.
         resizes: whether the number of examples changes.
-        quantities: whether it puts extreme quantities into examples, which tokens cannot be.
+        quantities: whether examples become extreme numbers, which is impossible for tokens.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Clients of whom one, `client`, differs from the run's own by `change`, and its own `tests` where counts of these leave."""
+    """The clients of the run with `change` applied to one, `client`; also its `tests` if counts of these are released."""
 
     change: Change
     client: int
@@ -62,26 +62,26 @@ class Neighbour:
 
 
 def changes_for(job: Federation) -> list[Change]:
-    """The changes that the run promises not to show.
+    """Return the changes that the run promises to hide.
 
-    Under DP-SGD inside clients these are changes of one record; else also changes of all that a client holds, which must be
-    hidden as well where a record is the unit, since the same noise covers the whole update.
+    Under DP-SGD inside clients these are changes of one record. Otherwise they include changes of all data of a client, even if
+    the unit is a record, since the same noise covers the whole update.
     """
     s = job.setting
     public_sizes = SIZES_ARE_PUBLIC in job.method.assumptions(s)
     one_record = s.example_clip is not None
-    found = [c for c in CHANGES if c.record or not one_record]
+    changes = [c for c in CHANGES if c.record or not one_record]
     if s.scope.unit is Unit.CLIENT:
-        found = [c for c in found if not c.record]
+        changes = [c for c in changes if not c.record]
     tokens = not job.context.clients.x.is_floating_point()
-    return [c for c in found if not (c.resizes and public_sizes) and not (c.quantities and tokens)]
+    return [c for c in changes if not (c.resizes and public_sizes) and not (c.quantities and tokens)]
 
 
 def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int]) -> list[Neighbour]:
-    """One neighbour for each change, the clients `among` in turn; clients without examples are passed over.
+    """Return one neighbour per change, with the clients `among` in turn; clients without examples are skipped.
 
     Raises:
-        ConfigError: none of them has any.
+        ConfigError: none of these clients has examples.
     """
     clients = job.context.clients
     holders = [c for c in among if clients.size(c)]
@@ -111,7 +111,7 @@ def _first(x: Tensor, value: float) -> Tensor:
 
 
 def other_targets(y: Tensor, classes: int) -> Tensor:
-    """Targets none of which is what it was: the next class, or a quantity larger by 1; places without a class stay so."""
+    """Change every target to the next class, or to a quantity larger by 1; ignored targets stay."""
     return torch.where(y == IGNORED, y, (y + 1) % classes) if classes else y + 1
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attack under way. targets: the uploads as gradients. n: examples to reconstruct. started: clock at the start, s."""
+    """A running attack. targets: the uploads as gradients. n: examples to reconstruct. started: clock at the start (s)."""
 
     uploads: Sequence[CapturedUpload]
     targets: Sequence[Target]
@@ -53,22 +53,22 @@ class Attempt:
     started: float = field(default_factory=time.perf_counter)
 
     def gaussian(self, *shape: int) -> Tensor:
-        """A start from N(0, 1), (*shape, *example), that is to be optimised."""
+        """Draw a starting point from N(0, 1), (*shape, *example), to be optimised."""
         return torch.randn((*shape, *self.bounds.shape), generator=self.rng).requires_grad_(True)
 
     def labels(self) -> Tensor:
-        """The labels that are known, or those read off the first upload."""
+        """Return the known labels, or the labels inferred from the first upload."""
         return labels.infer(self.targets[0], self.n, self.knowledge, self.bounds, self.rng)
 
     def reporter(self, name: str, trial: int, trials: int, steps: int) -> Report:
-        """What tells the caller about the steps of one start."""
+        """Return a callback that reports the steps of one start to the caller."""
         on_step = self.on_step
         if on_step is None:
             return lambda step, loss: None
         return lambda step, loss: on_step(AttackStep(name, trial, trials, step, steps, loss))
 
     def conclude(self, attack: GradientMatching, trials: Sequence[Trial]) -> Reconstruction:
-        """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
+        """Return the trial with the smallest matching loss; a loss that is not finite counts as infinite."""
         if not trials:
             raise ConfigError("an attack needs at least one start; set restarts >= 1")
         losses = tuple(t.loss if math.isfinite(t.loss) else math.inf for t in trials)
@@ -95,9 +95,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class GradientMatching(Attack):
-    """A reconstruction attack: examples are searched for whose gradient is that of the upload.
+    """A reconstruction attack: search for examples whose gradient equals that of the upload.
 
-    starts: the setting that `AttackOptions.restarts` stands for.
+    starts: the name of the setting that `AttackOptions.restarts` sets.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("batch", "restarts", "steps", "knows", "defence")
@@ -111,7 +111,7 @@ class GradientMatching(Attack):
         return {**options.settings, **{name: value for name, value in own.items() if value is not None}}
 
     def trials(self, attempt: Attempt) -> list[Trial]:
-        """One candidate for each start."""
+        """Return one candidate for each start."""
         raise NotImplementedError
 
     def run(
@@ -144,7 +144,7 @@ class GradientMatching(Attack):
 
 
 def examples(uploads: Sequence[CapturedUpload], knowledge: Knowledge) -> int:
-    """How many examples to reconstruct: what the attacker knows, else what the upload states."""
+    """Return the number of examples to reconstruct: as the attacker knows it, else as the upload states it."""
     if knowledge.n is not None:
         return knowledge.n
     return len(knowledge.labels) if knowledge.labels is not None else uploads[0].n_examples
@@ -152,11 +152,11 @@ def examples(uploads: Sequence[CapturedUpload], knowledge: Knowledge) -> int:
 
 @dataclass(frozen=True)
 class DLG(GradientMatching):
-    """Minimise the squared distance of gradients jointly over the examples and their soft labels, by L-BFGS, without a box.
+    """Minimise the squared distance of gradients jointly over the examples and their soft labels, by L-BFGS, without bounds.
 
-    steps: outer steps of 20 inner ones. restarts: starts from N(0, 1), ended early by one whose distance is below
-    `tolerance` times the squared norm of what was received (1e-9 is near the resolution of float32).
-    line_search: None is the published optimizer; strong Wolfe succeeds from more starts.
+    steps: outer steps of 20 inner ones. restarts: starts from N(0, 1); none follows a start whose distance is
+    below `tolerance` times the squared norm of the received gradient (1e-9 is near the resolution of float32).
+    line_search: None is the published optimizer; strong Wolfe succeeds more often.
     Labels are known if `Knowledge.labels` is given. Fails on ReLU networks, whose gradients are not smooth in the input.
     """
 
@@ -167,13 +167,13 @@ class DLG(GradientMatching):
     line_search: LineSearch = setting("strong_wolfe", choices=("strong_wolfe", None))
 
     def labels(self, attempt: Attempt) -> Tensor | None:
-        """The labels where they are known; else they are variables."""
+        """Return the known labels, or None: then the labels are optimised too."""
         return None if attempt.knowledge.labels is None else attempt.labels()
 
     def trials(self, attempt: Attempt) -> list[Trial]:
-        """One candidate for each start, until one is below the tolerance.
+        """Return one candidate for each start, until one is below the tolerance.
 
-        L-BFGS stops at absolute changes, so a gradient of norm below 1 (a clipped one) is matched in units of its own.
+        L-BFGS stops at absolute changes, so a gradient of norm below 1 (after clipping) is divided by its norm.
         """
         fixed, power, trials = self.labels(attempt), float(mean_power(attempt.targets)), list[Trial]()
         tolerance, scale = self.tolerance * max(power, 1.0), 1 / min(max(power, 1e-30), 1.0)
@@ -198,7 +198,7 @@ class DLG(GradientMatching):
 
 @dataclass(frozen=True)
 class IDLG(DLG):
-    """DLG with the labels fixed beforehand: known, or read from the last layer (one example: its most negative bias gradient).
+    """DLG with fixed labels: known, or inferred from the last layer (one example: the most negative bias gradient).
 
     Fields as in `DLG`; the public implementation stops at an absolute 1e-6, without line search, from one start.
     """
@@ -206,19 +206,19 @@ class IDLG(DLG):
     name: ClassVar[str] = "idlg"
 
     def labels(self, attempt: Attempt) -> Tensor:
-        """The labels that are known, or those read off the upload."""
+        """Return the known labels, or the labels inferred from the upload."""
         return attempt.labels()
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of horizontal neighbours plus that of vertical ones (last two dimensions), or along a signal."""
+    """Return the mean absolute difference of neighbours, horizontal plus vertical (last two dimensions), or along a signal."""
     variation = (x[..., 1:] - x[..., :-1]).abs().mean()
     return variation + (x[..., 1:, :] - x[..., :-1, :]).abs().mean() if x.ndim == 4 else variation
 
 
 @dataclass(frozen=True)
 class IG(GradientMatching):
-    """Minimise 1 - cosine similarity of gradients + tv * total variation, by Adam on signed gradients inside the box.
+    """Minimise 1 - cosine similarity of gradients + tv * total variation, by Adam on signed gradients within the bounds.
 
     steps: 4,800 by default, 24,000 in the published script. lr falls tenfold at 3/8, 5/8 and 7/8 of the steps.
     tv: weight >= 0; published values run from 1e-6 to 1e-1. restarts: starts from N(0, 1), ranked by the cosine distance alone.
@@ -260,7 +260,7 @@ class GradInversion(GradientMatching):
     langevin: noise per step in units of the rate (0.2 published, 0.01 in a public implementation).
     matching, tv, l2, bn, group: weights >= 0 of the terms; the first batch normalisation counts ten times. The
     published weight of `matching` is 1e-4, for large networks; on small ones its gradient would not outweigh the priors'.
-    A gradient of norm below 1 (a clipped one) is matched in units of its own, for the same reason.
+    A gradient of norm below 1 (after clipping) is divided by its norm, for the same reason.
     unique: labels are the classes of smallest min_j dW[c, j] (no label twice); else label counts.
     The group term uses the pixel mean of the starts, without registration. Starts are ranked by the matching term alone.
     """
@@ -308,15 +308,15 @@ class GradInversion(GradientMatching):
 
 
 def disagreement(x: Tensor) -> Tensor:
-    """Sum over the starts of the distance between a start and the pixel mean of all. x: (seeds, n, *shape)."""
+    """Return the sum over the starts of the distance between a start and the pixel mean of all. x: (seeds, n, *shape)."""
     difference = x - x.mean(0, keepdim=True)
     return (difference.flatten(1).square().sum(1) + 1e-12).sqrt().sum()
 
 
 def statistics_distance(module: nn.Module, x: Tensor) -> Tensor:
-    """Sum over batch normalisations of |mean - running mean| + |variance - running variance|, the first ten times.
+    """Return the sum over batch normalisations of |mean - running mean| + |variance - running variance|, the first ten times.
 
-    0 where the model has none, or where their statistics are not known (`CapturedUpload.bn_mode` "train").
+    0 if the model has none, or if their statistics are not known (`CapturedUpload.bn_mode` "train").
     """
     layers = [m for m in module.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
     if not layers:
@@ -341,11 +341,11 @@ def statistics_distance(module: nn.Module, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Subspace(IG):
-    """IG whose candidates have each layer's received norm, and a gradient orthogonal to what was received.
+    """IG for rotated gradients: candidates match the received norm of each layer, and are orthogonal to the received gradient.
 
-    Labels cannot be read off such an upload: they come from what is left of the last bias, unless they are known.
-    aligned: instead, gradients along what was received, up to the sign, as a projection that divides by the norm once leaves
-    large gradients. Other fields as in `IG`.
+    Such an upload does not show the labels: unless they are known, they are inferred from the rest of the last bias.
+    aligned: instead, candidates are parallel to the received gradient, up to the sign; a projection that divides by the norm
+    once (instead of twice) leaves large gradients this way. Other fields as in `IG`.
     """
 
     name: ClassVar[str] = "subspace"
@@ -356,7 +356,7 @@ class Subspace(IG):
 
 
 def constraint(received: dict[str, Tensor], candidate: dict[str, Tensor], *, aligned: bool) -> Tensor:
-    """Mean over the layers of log(|candidate| / |received|)^2 + cos^2, or 1 - |cos| if `aligned`; zeros do not count."""
+    """Return the layers' mean of log(|candidate| / |received|)^2 + cos^2, or 1 - |cos| if `aligned`; zeros do not count."""
     terms = []
     for name, o in received.items():
         if not bool(o.any()):
@@ -374,7 +374,7 @@ REFERENCE = 1000
 
 
 def _counted(on_progress: OnProgress, done: int, count: int) -> OnStep:
-    """Steps of all releases together: each has the same number at most."""
+    """Return a callback that counts the steps of all releases together, each with the same largest number."""
 
     def on_step(p: AttackStep) -> None:
         each = p.trials * p.steps
@@ -425,24 +425,24 @@ def _judged(
         "r = |noise| / |signal|": distinct_ratios(ratios),
         "attack steps a second": f"{rate:.0f}",
     }
-    words = [_behind(pairs[0][0], batch), _effort(found[0]), *caveats(snapshot, batch)]
+    words = [_description_of_releases(pairs[0][0], batch), _effort(found[0]), *caveats(snapshot, batch)]
     if truth.ndim != 4 or truth.shape[1] not in (1, 3):
         return AttackOutcome(figures, record, words)
     return AttackOutcome(figures, record, words, truth[:10], [(kind, ordered[:10])])
 
 
 def in_common(a: Tensor, b: Tensor, classes: int) -> int:
-    """How many labels two collections share, whatever their order."""
+    """Return the number of labels that two collections share, in any order."""
     return int(torch.minimum(a.bincount(minlength=classes), b.bincount(minlength=classes)).sum())
 
 
 def distinct_ratios(ratios: Sequence[float | None]) -> str:
-    """The distinct noise ratios, to three digits."""
+    """Return the distinct noise ratios, to three digits."""
     known = sorted({float(f"{r:.3g}") for r in ratios if r is not None})
     return ", ".join([f"{r:.3g}" for r in known] + ["unknown"] * (None in ratios))
 
 
-def _behind(seen: Interception, batch: int) -> str:
+def _description_of_releases(seen: Interception, batch: int) -> str:
     local, together = seen.known.local, len(seen.victims)
     steps = local.steps if local is not None else 1
     who = f"{together} clients summed, each" if together > 1 else "one client"

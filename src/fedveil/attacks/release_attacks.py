@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """How many examples of each class are behind a release, from the gradient of the last bias."""
+    """Infer the number of examples of each class in a release from the gradient of the last bias."""
 
     name: ClassVar[str] = "labels"
     takes: ClassVar[tuple[str, ...]] = ("batch", "knows", "defence")
@@ -83,7 +83,7 @@ def _auxiliary(snapshot: Snapshot, known: Tensor | None, options: AttackOptions)
 
 @dataclass(frozen=True)
 class SingleLabels(Attack):
-    """Labels of single examples: read off their upload, and, for comparison, asked of the model."""
+    """Infer labels of single examples from their upload and, for comparison, from the output of the model."""
 
     name: ClassVar[str] = "label-reconstruction"
     takes: ClassVar[tuple[str, ...]] = ("knows", "defence")
@@ -118,7 +118,7 @@ class SingleLabels(Attack):
 
 @dataclass(frozen=True)
 class Senders(Attack):
-    """Which of the intercepted uploads came from which of the targets, of whom the attacker holds probe images."""
+    """Match intercepted uploads to target clients, of whom the attacker holds probe images."""
 
     name: ClassVar[str] = "identification"
     takes: ClassVar[tuple[str, ...]] = ("batch", "restarts", "steps", "knows", "defence")
@@ -174,6 +174,6 @@ class Senders(Attack):
 
 
 def middle(ratios: Sequence[float | None]) -> str:
-    """The median of the noise ratios that are known."""
+    """Return the median of the known noise ratios."""
     known = [r for r in ratios if r is not None]
     return f"{np.median(known):.3g} (median)" if known else "unknown"

@@ -1,8 +1,8 @@
 """Record and replay: a federation on its data, then on neighbouring data with the first run's releases.
 
-Whatever must not depend on private data is then the same in both, and each contribution lies within the sensitivity that was
-declared for it. One run on one neighbour proves nothing, but a leak by another way than the released numbers shows at once, and
-with certainty, since all randomness is the same.
+Each of these runs is called a world; all worlds use the same randomness. Values that must not depend on private data must
+then be equal in all worlds, and the difference of two contributions must lie within the declared sensitivity. One neighbour
+proves nothing, but it shows with certainty a leak through anything but the released numbers.
 
 Source: the idea of an adversarial record and replay of a differentially private program is dp-recorder's (PETS 2026).
 """
@@ -70,24 +70,24 @@ ORDER = "number and order of releases"
 END = "rounds, and how the run ends"
 
 ROUND = -1
-"""The client of what is about a whole round."""
+"""The client number of notes about a whole round."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What was noted in one world. sequential: whether the order of notes is that of events."""
+    """The notes of one world. sequential: whether the notes are in the order of events."""
 
     notes: list[Note]
     sequential: bool
 
     @property
     def releases(self) -> Releases:
-        """What left."""
+        """The releases of this world."""
         return dict(note.value for note in self.notes if note.kind == "release")
 
     @property
     def participants(self) -> list[int]:
-        """Clients that came to the door, those of most rounds first."""
+        """Clients that reached the door, those with the most rounds first."""
         seen = [note.client for note in self.notes if note.check == PLANS and note.client >= 0]
         return sorted(set(seen), key=lambda c: (-seen.count(c), c))
 
@@ -104,8 +104,8 @@ def play(
     """Play the first rounds of a fresh federation.
 
     Args:
-        folder: an empty one, for notes and rows. neighbour: whose data take the place of the run's.
-        first: what the first world released.
+        folder: an empty folder for notes and ledger rows. neighbour: the data that replace those of the run.
+        first: the releases of the first world.
     """
     diary, releases = Diary(folder), first or {}
     context = job.context
@@ -144,9 +144,9 @@ def play(
 
 
 def _with_strict_ledger(door: Door, folder: Path, *, shared: bool) -> Door:
-    """The door with the same budgets on an empty ledger, on disk only where processes share it.
+    """Return the door with the same budgets on an empty ledger, on disk only if several processes share it.
 
-    Noise is seeded, but a release that is made twice is charged twice here.
+    Noise is seeded, but a release that happens twice is charged twice here.
     """
     if not isinstance(door.ledger, BudgetedLedger):
         return door
@@ -157,7 +157,7 @@ def _with_strict_ledger(door: Door, folder: Path, *, shared: bool) -> Door:
 
 
 class RecordedEngine:
-    """An engine that notes what each client is handed, and checks that nobody changes it."""
+    """An engine that records the input of each client and checks that nobody changes it."""
 
     def __init__(self, own: Engine, context: Context, diary: Diary, *, unchanged: bool) -> None:
         self.own, self.context, self.diary, self.unchanged = own, context, diary, unchanged
@@ -188,7 +188,7 @@ class RecordedEngine:
         self.diary.verdict(PURE, round, ROUND, f"what clients receive was changed in place: {problem}" if problem else "")
 
     def _impure(self, task: ClientTask) -> str:
-        """How two plans made of the same things differ, or from the round's plan."""
+        """Return how two plans from the same input differ, or differ from the round's plan; an empty string if they do not."""
         alone = replace(task, common=None, client=ROUND if task.common is not None else task.client)
         plans = [task.common] if task.common is not None else []
         plans += [planned(self.context, alone) for _ in range(2)]
@@ -206,7 +206,7 @@ def _received(task: ClientTask) -> list[Any]:
 
 
 def _note_progress(diary: Diary, progress: Progress) -> None:
-    """What is public after a round."""
+    """Record the public values after a round."""
     public = {
         STATES: {"common": progress.common, "clients": progress.policies, "seen": progress.seen, "last": progress.last},
         MODELS: [progress.model, progress.previous, progress.buffers, progress.server, progress.average],
@@ -216,7 +216,7 @@ def _note_progress(diary: Diary, progress: Progress) -> None:
         diary.note("public", check, progress.round - 1, ROUND, value)
 
 
-# --- what is seen only when the world is complete ---------------------------------------------------------------------
+# --- checks of a complete world ---------------------------------------------------------------------------------------
 
 
 def _conclusions(job: Federation, world: World) -> Iterator[Note]:
@@ -233,7 +233,7 @@ def _conclusions(job: Federation, world: World) -> Iterator[Note]:
 
 
 def _unsampled(job: Federation, rows: list[Note]) -> str:
-    """Which row credits a Poisson sample of clients in a run that draws none, or draws one in sight."""
+    """Return which row is charged as a secret Poisson sample of clients although the run draws none, or draws one in public."""
     s = job.setting
     secret = s.sampling == "poisson" and s.scope.view is not View.SERVER and job.participation is None
     for note in rows:
@@ -244,7 +244,7 @@ def _unsampled(job: Federation, rows: list[Note]) -> str:
 
 
 Fresh = Callable[[Path], "Federation"]
-"""Makes a federation with seeded noise that shares nothing with earlier ones; what it keeps on disk is in the folder."""
+"""A function that makes a federation with seeded noise, independent of earlier ones; it writes to the given folder only."""
 
 
 OTHERS = "contributions of all other clients"
@@ -269,15 +269,15 @@ COMPARED = (
 """Checks that compare the two worlds."""
 
 OnWorld = Callable[[int, int, str], None]
-"""Called before each world with its number from 0, the number of worlds, and its name."""
+"""A callback before each world: its number from 0, the number of worlds, and its name."""
 
 
 @dataclass(frozen=True)
 class WorldComparison:
-    """One check over all worlds.
+    """The result of one check over all worlds.
 
     Args:
-        compared: how many values. finding: the first that is wrong, with its world; empty where all is well.
+        compared: number of compared values. finding: the first wrong value and its world; empty if there is none.
     """
 
     check: str
@@ -286,13 +286,13 @@ class WorldComparison:
 
     @property
     def holds(self) -> str:
-        """In a word, that all is well."""
+        """Whether the check found nothing wrong."""
         return "identical" if self.check in COMPARED else "holds"
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found. rounds: how many were played. worlds: the neighbours."""
+    """The results of a replay. rounds: number of replayed rounds. worlds: the neighbours."""
 
     method: str
     scope: str
@@ -302,7 +302,7 @@ class Replayed:
 
     @property
     def findings(self) -> dict[str, str]:
-        """By check; empty where nothing was found."""
+        """The findings by check; empty if there are none."""
         return {check.check: check.finding for check in self.checks if check.finding}
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,14 +319,14 @@ def replay(
     on_world: OnWorld | None = None,
     handed_over: HandedOver = NOTHING,
 ) -> Replayed:
-    """Replay the first rounds of a configuration on all neighbours that its unit has; nothing is charged to any ledger of a run.
+    """Replay the first rounds of a configuration on all neighbours of its unit of privacy; no ledger of a run is charged.
 
     Args:
-        rounds: at most these. engine: `inline`, or `pool`, which cannot see the order of releases.
-        on_world: told of progress. handed_over: data and partition in the place of the configured ones.
+        rounds: the most replayed rounds. engine: `inline`, or `pool`, which does not check the order of releases.
+        on_world: callback for progress. handed_over: data and partition that replace the configured ones.
 
     Raises:
-        ConfigError: a configuration that promises nothing, or whose first release is refused.
+        ConfigError: the configuration promises nothing, or its first release is refused.
     """
     experiment, prepared = opened(config, handed_over.data, handed_over.partition)
     experiment = dataclasses.replace(experiment, seeded_noise=True)
@@ -346,10 +346,10 @@ def replay_federation(
     changes: Sequence[Change] | None = None,
     on_world: OnWorld | None = None,
 ) -> Replayed:
-    """As `replay`, for federations that a program makes.
+    """Replay federations that a program makes, as `replay` does.
 
     Args:
-        fresh: see `Fresh`. changes: some of `neighbours.CHANGES`; by default all that the unit has.
+        fresh: see `Fresh`. changes: some of `neighbours.CHANGES`; by default all of the unit of privacy.
     """
 
     def made(folder: Path) -> Federation:
@@ -398,20 +398,20 @@ def _end(world: World) -> str:
 
 
 def _checked(job: Federation, first: World, others: Sequence[tuple[Neighbour, World]]) -> Iterator[WorldComparison]:
-    """Each check, in the order in which they first appear."""
-    found: dict[str, list[str]] = defaultdict(list)
-    _add(found, _verdicts(first), "on the run's own data")
+    """Yield the result of each check, in the order of their first appearance."""
+    problems_by_check: dict[str, list[str]] = defaultdict(list)
+    _add(problems_by_check, _verdicts(first), "on the run's own data")
     for neighbour, world in others:
-        _add(found, _verdicts(world), str(neighbour))
-        _add(found, _public_differences(first, world), str(neighbour))
-        _add(found, _contributions(job, first, world, neighbour), str(neighbour))
-    for check, problems in found.items():
+        _add(problems_by_check, _verdicts(world), str(neighbour))
+        _add(problems_by_check, _public_differences(first, world), str(neighbour))
+        _add(problems_by_check, _contributions(job, first, world, neighbour), str(neighbour))
+    for check, problems in problems_by_check.items():
         yield WorldComparison(check, len(problems), next(filter(None, problems), ""))
 
 
-def _add(found: dict[str, list[str]], problems: Iterator[tuple[str, str]], world: str) -> None:
+def _add(problems_by_check: dict[str, list[str]], problems: Iterator[tuple[str, str]], world: str) -> None:
     for check, problem in problems:
-        found[check].append(f"{world}: {problem}" if problem else "")
+        problems_by_check[check].append(f"{world}: {problem}" if problem else "")
 
 
 def _verdicts(world: World) -> Iterator[tuple[str, str]]:
@@ -421,7 +421,7 @@ def _verdicts(world: World) -> Iterator[tuple[str, str]]:
 
 
 def _public_differences(first: World, second: World) -> Iterator[tuple[str, str]]:
-    """What must be the same."""
+    """Yield each public value that should be equal in both worlds, with the difference if there is one."""
     one, two = (_by_place(world, "public") for world in (first, second))
     for key in [*one, *(key for key in two if key not in one)]:
         missing = key not in one or key not in two
@@ -430,16 +430,16 @@ def _public_differences(first: World, second: World) -> Iterator[tuple[str, str]
 
 
 def _contributions(job: Federation, first: World, second: World, neighbour: Neighbour) -> Iterator[tuple[str, str]]:
-    """The changed client moves a contribution by the sensitivity at most, and no other client by anything.
+    """Check that the contribution of the changed client moves by the sensitivity at most, and that of other clients not at all.
 
-    Zero-out adjacency compares with a contribution of zero: at client level the clip alone bounds it, in a DP-SGD step it is that
-    of a record that is taken away. A record that is replaced moves a step by twice the clip.
+    Zero-out adjacency compares with a contribution of zero: at client level the clip alone bounds it; in a DP-SGD step it is the
+    contribution without the record. A replaced record moves a step by up to twice the clip.
     """
     s = job.setting
     one, two = (_by_place(world, "private", SENSITIVITY) for world in (first, second))
     steps = s.example_clip is not None
     factor = s.scope.update_factor
-    if steps:  # what a step declares holds for the run's adjacency
+    if steps:  # the bound of a step is declared for the run's adjacency
         factor = 1 if neighbour.change.zeroes or s.scope.adjacency is Adjacency.REPLACE_ONE else 2
     for key, note in one.items():
         if key not in two:
@@ -454,12 +454,12 @@ def _contributions(job: Federation, first: World, second: World, neighbour: Neig
 
 
 def _by_place(world: World, kind: str, check: str | None = None) -> dict[tuple[str, int, int, int], Note]:
-    """Notes by check, round, client, and which of several there."""
+    """Return the notes by check, round, client and position among several of these."""
     count: dict[tuple[str, int, int], int] = defaultdict(int)
-    found: dict[tuple[str, int, int, int], Note] = {}
+    notes: dict[tuple[str, int, int, int], Note] = {}
     for note in world.notes:
         if note.kind == kind and check in (None, note.check):
             place = (note.check, note.round, note.client)
-            found[*place, count[place]] = note
+            notes[*place, count[place]] = note
             count[place] += 1
-    return found
+    return notes

@@ -1,7 +1,7 @@
-"""The door of a replay: it notes each release, measures private contributions, and hands over the first run's releases.
+"""The door of a replay: it records each release, measures private contributions, and returns the releases of the first run.
 
-So everything after a release is the same in both worlds, unless it looks at private data by another way. DP-SGD releases at each
-step, inside local training; there the gradient source is recorded and replayed in the same way.
+So everything after a release is the same in both worlds, unless it reads private data in another way. DP-SGD releases in each
+step of local training; there the gradient source is recorded and replayed in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CHANCE = 1e-6
-"""Batches are called no Poisson draw where the chance of such sizes is below this."""
+"""Batch sizes with a smaller probability than this count as not drawn by Poisson sampling."""
 
 _HALF = 27
 
@@ -65,7 +65,7 @@ class Measured:
     dimension: int
 
     def problem(self, factor: int = 1) -> str:
-        """Which norm is above `factor` times its bound; an empty text where none is."""
+        """Return which norm exceeds `factor` times its bound; an empty string if none does."""
         total = Fraction(0)
         for name, start, stop, exponent, bound in self.parts:
             square = power(self.integers[start:stop]) * Fraction(4) ** exponent
@@ -76,12 +76,12 @@ class Measured:
         return _above("the whole", total, factor * self.whole)
 
     def less(self, other: Measured) -> Measured:
-        """What must be added to `other` for this."""
+        """Return the difference of this and `other`."""
         return replace(self, integers=self.integers - other.integers)
 
 
 def measured(integers: Integers, plan: Plan, parts: ReleaseLayout) -> Measured:
-    """The integers of an update with extras, as the plan bounds them."""
+    """Return the integers of an update and its extras, with the bounds of the plan."""
     grid = [(group, k + plan.mechanism.shift) for group, k in parts.grid(plan)]
     names = [f"extra {name}" for name in parts.extras]
     layers = len(grid) - len(names)
@@ -92,7 +92,7 @@ def measured(integers: Integers, plan: Plan, parts: ReleaseLayout) -> Measured:
 
 
 def power(integers: Integers) -> int:
-    """The sum of squares [n], exactly."""
+    """Return the exact sum of squares of integers [n]."""
     if integers.size and int(np.abs(integers).max()) >= 2 ** (2 * _HALF):
         return sum(int(v) ** 2 for v in integers)
     high, low = integers >> _HALF, integers & (2**_HALF - 1)
@@ -101,7 +101,7 @@ def power(integers: Integers) -> int:
 
 
 def planned_stds(plan: Plan, parts: ReleaseLayout) -> NDArray[np.float64]:
-    """The std of the noise that the plan puts on each coordinate [D], in units of what leaves."""
+    """Return the planned noise std of each coordinate [D], in units of the release."""
     sizes = [group.stop - group.start for group, _, _ in parts.groups(plan)]
     stds = np.repeat(np.array([std for _, std, _ in parts.groups(plan)]), sizes)
     if plan.support is not None:
@@ -110,7 +110,7 @@ def planned_stds(plan: Plan, parts: ReleaseLayout) -> NDArray[np.float64]:
 
 
 def not_drawn_by_poisson(batches: Sequence[tuple[int, float, int]]) -> str:
-    """Why these batches, each (examples of the client, rate, examples in the batch), are no independent Poisson draws, or ''."""
+    """Return why batches of (examples of the client, rate, examples in it) are not independent Poisson draws, or ''."""
     if not batches:
         return ""
     furthest = max(abs(size - n * rate) for n, rate, size in batches)
@@ -134,7 +134,7 @@ def _above(name: str, square: Fraction, bound: float) -> str:
 
 
 Releases = Mapping[tuple[int, ...], Any]
-"""What left in the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
+"""The releases of the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
 
 PLANS = "plans"
 UPLOADS = "uploads and sums, but for their numbers"
@@ -150,7 +150,7 @@ BATCHES = "batches drawn as the accountant counts them"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayDoor(Door):
-    """The door of one world. first: what left in the first world, or nothing in the first world itself."""
+    """The door of one world. first: the releases of the first world; empty in the first world itself."""
 
     own: Door
     noise: RecordedRandomness
@@ -159,7 +159,7 @@ class ReplayDoor(Door):
 
     @classmethod
     def of(cls, door: Door, diary: Diary, first: Releases) -> ReplayDoor:
-        """The same door, whatever its class is, recorded."""
+        """Return a recording copy of a door of any class."""
         noise = RecordedRandomness(door.randomness)
         own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
         return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
@@ -168,14 +168,14 @@ class ReplayDoor(Door):
         return replace(super().beside(layout), own=self.own.beside(layout))
 
     def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
-        """As the door's, or what the first world released."""
+        """Record the release of the door; return it, or that of the first world."""
         plan = plan.source if isinstance(plan, Terms) else plan
         call = lambda: self.own.seal_upload(update, plan, client, round, **more)  # noqa: E731
         sealed: SealedUpload = self._released(call, plan, client, round)
         sent = sealed.upload
         self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
         self._note(WEIGHTS, sent, more.get("weight", 1.0))
-        self._left(sent.vector if sent.integers is None else sent.integers, sent.plan, client, round, noisy=True)
+        self._record_release(sent.vector if sent.integers is None else sent.integers, sent.plan, client, round, noisy=True)
         return replace(sealed, upload=self._replayed(sent))
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
@@ -187,11 +187,11 @@ class ReplayDoor(Door):
         self.diary.note("public", WEIGHTS, round, client, sealed.weight)
         executed = plan if isinstance(plan, Plan) else sealed.plan
         assert executed is not None
-        self._left(sealed.sealed, executed, client, round, noisy=executed.place == "upload")
+        self._record_release(sealed.sealed, executed, client, round, noisy=executed.place == "upload")
         return sealed
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
-        """As the door's, or what the first world released."""
+        """Record the release of the door; return it, or that of the first world."""
         self.diary.note("public", WEIGHTS, round, AGGREGATE, ([c.client for c in contributions], denominator))
         call = lambda: self.own.release_sum(contributions, plan, round, denominator)  # noqa: E731
         sent: Upload = self._released(call, plan, AGGREGATE, round)
@@ -206,7 +206,7 @@ class ReplayDoor(Door):
     # --- the steps ---
 
     def _released(self, release: Callable[[], Any], plan: Plan | Raw, client: int, round: int) -> Any:
-        """What the door hands over; whether it refuses is seen by all."""
+        """Return the release of the door, and record publicly if it refuses."""
         self.noise.drawn.clear()
         self.diary.note("public", PLANS, round, client, plan if isinstance(plan, Plan) else (plan.reads, plan.reason))
         try:
@@ -215,8 +215,8 @@ class ReplayDoor(Door):
             self.diary.note("public", UPLOADS, round, client, f"nothing: {type(refused).__name__}")
             raise
 
-    def _left(self, sent: Tensor, plan: Plan, client: int, round: int, *, noisy: bool) -> None:
-        """Note what a client let out: exact integers before the noise; or a float vector, made of noisy steps alone."""
+    def _record_release(self, sent: Tensor, plan: Plan, client: int, round: int, *, noisy: bool) -> None:
+        """Record the release of a client: exact integers before noise, or a float vector computed from noisy steps only."""
         if sent.dtype != torch.int64:
             self.diary.note("public", POST_PROCESSED, round, client, sent if isinstance(plan, LocalDpSgd) else None)
             return
@@ -225,7 +225,7 @@ class ReplayDoor(Door):
         self.diary.note("private", SENSITIVITY, round, client, contribution)
 
     def _drawn(self, plan: Plan, client: int, round: int, *, noisy: bool) -> NDArray[np.int64]:
-        """The noise of this release [D], checked against its plan."""
+        """Return the noise of this release [D] after checking it against the plan."""
         wanted = planned_stds(plan, self.parts) if noisy else np.zeros(self.parts.dimension)
         steps = np.repeat([2.0**k for _, k in self.parts.grid(plan)], [g.stop - g.start for g, _ in self.parts.grid(plan)])
         problem = _unlike_plan(self.noise.drawn, wanted / steps) if promises(plan, self.layout) else ""
@@ -243,7 +243,7 @@ class ReplayDoor(Door):
 
 
 class RecordedGradient:
-    """The gradient source of DP-SGD, each of its noisy sums noted, or replaced by that of the first world."""
+    """The gradient source of DP-SGD; each noisy sum is recorded, or replaced by that of the first world."""
 
     def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
         self.noise, self.diary, self.first, self.adjacency = RecordedRandomness(own.randomness), diary, first, adjacency
@@ -259,7 +259,7 @@ class RecordedGradient:
         return self.own.batches(local, x, y)
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """As the source's; its sum is read in float64, which holds the integers exactly, and then rounded as without a replay."""
+        """Return the gradient of the source; the sum is exact in float64 and rounded afterwards."""
         (round, client), plan, model = self.own.key, self.own.plan, local.model
         self.noise.drawn.clear()
         size, grad = self.own.waiting, model.grad
@@ -289,12 +289,12 @@ class RecordedGradient:
 
 
 def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:
-    """The gradient source, recorded where its gradients are releases."""
+    """Return the gradient source, recorded if its gradients are releases."""
     return RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
 
 
 def _unlike_plan(drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], wanted: NDArray[np.float64]) -> str:
-    """How the noise that was drawn differs from the std that the plan wants on each coordinate, in grid steps; or ''."""
+    """Return how the drawn noise differs from the planned std of each coordinate (in grid steps), or ''."""
     stds = [std for std, _ in drawn if std.any()]
     if len(stds) != int(bool(wanted.any())):
         return f"noise was drawn {len(stds)} times, and the plan asks for {int(bool(wanted.any()))}"

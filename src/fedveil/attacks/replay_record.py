@@ -1,4 +1,4 @@
-"""The record of one run of a replay: values, randomness and charges, and how two of them are compared."""
+"""The record of one run of a replay (a world): values, randomness and charges, and the comparison of two values."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ Kind = Literal["public", "verdict", "private", "release"]
 
 @dataclass(frozen=True)
 class Note:
-    """One fact of a world.
+    """One recorded value of a world.
 
     Args:
-        kind: `public` must be the same in both worlds; `verdict` is a problem found in this world, or an empty text; `private` is
-            measured for a check; `release` is what left, to be replayed.
-        check: what it is for. round, client: where; client -1 is the round itself. value: as it was when it was noted.
+        kind: `public` values must be equal in both worlds; a `verdict` is the text of a problem in this world, or empty;
+            `private` values are measured for a check; a `release` is to be replayed.
+        check: the check that uses the note. round, client: where it was taken; client -1 stands for the whole round.
+        value: a copy of the value at that time.
     """
 
     kind: Kind
@@ -51,7 +52,7 @@ class Note:
 
 
 class Diary:
-    """The notes of one world, from whichever process: each writes a file of its own, so what is noted cannot change later."""
+    """The notes of one world. Each process appends to its own file, so that a recorded value cannot change later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +62,7 @@ class Diary:
         return {**vars(self), "_owner": 0}
 
     def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
-        if self._owner != os.getpid():  # also after a fork
+        if self._owner != os.getpid():  # a new file also after a fork
             path = self.folder / f"{os.getpid()}.notes"
             self._owner, self._file = os.getpid(), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         message = pack(Note(kind, check, round, client, value))
@@ -69,28 +70,28 @@ class Diary:
             message = message[os.write(self._file, message) :]
 
     def close(self) -> None:
-        """Nothing more is noted by this process."""
+        """Close the file of this process."""
         if self._owner == os.getpid():
             os.close(self._file)
             self._owner = 0
 
     def verdict(self, check: str, round: int, client: int, problem: str) -> None:
-        """Write what a check of this world found: a problem, or an empty text."""
+        """Record the result of a check of this world: a problem, or an empty string."""
         self.note("verdict", check, round, client, problem)
 
     def read(self) -> list[Note]:
-        """All notes, process by process, each in its order."""
-        found: list[Note] = []
+        """Return all notes, process by process in their order."""
+        notes: list[Note] = []
         for path in sorted(self.folder.glob("*.notes")):
             with path.open("rb") as file:
                 end = path.stat().st_size
                 while file.tell() < end:
-                    found.append(pickle.load(file))
-        return found
+                    notes.append(pickle.load(file))
+        return notes
 
 
 def difference(a: Any, b: Any, path: str = "") -> str:
-    """Where two plain values first differ, with both; an empty text where they are the same, numbers exactly."""
+    """Return where two plain values first differ, with both values; an empty string if they are equal (numbers exactly)."""
     named = f"{path}: " if path else ""
     if type(a) is not type(b):
         return f"{named}{brief(a)} against {brief(b)}"
@@ -107,7 +108,7 @@ def difference(a: Any, b: Any, path: str = "") -> str:
     if is_dataclass(a) and not isinstance(a, type):
         one, two = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (a, b))
         return _entries(one, two, path)
-    same = a == b or pickle.dumps(a) == pickle.dumps(b)  # NaN, and objects that do not compare themselves
+    same = a == b or pickle.dumps(a) == pickle.dumps(b)  # for NaN, and for objects without __eq__
     return "" if same else f"{named}{brief(a)} against {brief(b)}"
 
 
@@ -140,7 +141,7 @@ ROWS = "ledger rows"
 
 
 class RecordedRandomness:
-    """The run's randomness; `drawn` lists each draw of noise since it was last emptied: its std in grid steps, and the noise."""
+    """The run's randomness; `drawn` lists (std in grid steps, noise) of each draw since the list was last cleared."""
 
     def __init__(self, own: Randomness) -> None:
         self.own = own
@@ -158,7 +159,7 @@ class RecordedRandomness:
 
 
 class RecordedLedger:
-    """The run's ledger; its rows are noted as soon as they are charged."""
+    """The run's ledger; each row is recorded as soon as it is charged."""
 
     def __init__(self, own: Charger, diary: Diary) -> None:
         self.own, self.diary = own, diary
@@ -177,21 +178,21 @@ class RecordedLedger:
 
 
 class RowsInMemory:
-    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
+    """The run's budgets with rows in memory, since a replay need not be durable."""
 
     def __init__(self, budgets: Budgets | None) -> None:
         self.budgets = budgets
         self.rows: list[Entry] = []
 
     def charge_all(self, entries: Sequence[Entry]) -> None:
-        """The rows, if the budget allows them."""
+        """Add the rows if the budget allows them."""
         if self.budgets is None:
             self.charge_many(entries)
         else:
             self.budgets.charge(cast("Ledger", self), entries)
 
     def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """As `charge_all`: no round of a replay is done again."""
+        """Add one row as `charge_all` does, since a replay never repeats a round."""
         self.charge_all([entry])
 
     def admits(self, client: int, event: Event) -> bool:

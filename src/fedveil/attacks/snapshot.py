@@ -1,6 +1,6 @@
-"""The place of an attack: a federation at the beginning of a round, with a door that charges nobody.
+"""The state that is attacked: a federation at the beginning of a round, with a door that charges nobody.
 
-An attack is a simulation, so its noise comes from the attack's seed and its releases are written into no ledger.
+An attack is a simulation, so its noise comes from the attack's seed and no ledger records its releases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OnRound = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A federation at the beginning of round `progress.round`, and what is public about it."""
+    """A federation at the beginning of round `progress.round`, with its public values."""
 
     experiment: Experiment
     prepared: Prepared
@@ -63,12 +63,12 @@ class Snapshot:
 
     @property
     def summed(self) -> bool:
-        """Whether uploads are added before anyone sees them."""
+        """Whether uploads are summed before anyone sees them."""
         return self.federation.context.summed
 
     @cached_property
     def released(self) -> Released:
-        """What everyone has when the round begins."""
+        """The released values that everyone has at the beginning of the round."""
         return released(self.federation, self.progress)
 
     @property
@@ -79,7 +79,7 @@ class Snapshot:
 
     @cached_property
     def bounds(self) -> Bounds:
-        """The box of the data: pixels from 0 to 1; for signals the range of the public test examples, per channel."""
+        """The range of the data: pixels from 0 to 1; for signals the range of the public test examples, per channel."""
         info, (x, _) = self.info, self.federation.test
         if len(info.input_shape) == 3:
             low = tuple(-m / s for m, s in zip(info.mean, info.std, strict=True))
@@ -89,22 +89,22 @@ class Snapshot:
         return Bounds(info.input_shape, low, high)
 
     def make_model(self, seed: int | None = None) -> nn.Module:
-        """A fresh network of the run, or the same network initialised from another seed."""
+        """Build a fresh network of the run, optionally initialised from another seed."""
         return self.experiment.template(seed).module
 
     def one_step(self) -> Snapshot:
-        """The same place and noise, where a client takes one step on one example, and the method plans for that."""
+        """Return the same state and noise for clients that take one step on one example; the method plans for that."""
         experiment, door = self.experiment.with_steps(1, batch_size=1), self.federation.context.door
         job = _with_door(_uncharged(experiment, self.prepared, door.randomness), memory=door.memory)
         return replace(self, experiment=experiment, federation=job)
 
     @property
     def model(self) -> tuple[ModelFn, dict[str, Tensor]]:
-        """What makes networks of the run, and the global model's parameters: as attacks take them."""
+        """The function that builds networks of the run, and the parameters of the global model, as attacks take them."""
         return self.make_model, self.state
 
     def without_defence(self) -> Snapshot:
-        """The same place with plain local training, and uploads that leave as they are."""
+        """Return the same state with plain local training and unprotected uploads."""
         s = self.federation
         context = replace(s.context, policy=Planner.of(Fixed(Plan()), s.setting), objective=Plain(), summed=False)
         raw = replace(s, context=context, setting=replace(s.setting, example_clip=None))
@@ -112,10 +112,10 @@ class Snapshot:
 
 
 def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | None]:
-    """The configuration of a file, or of a run directory, and that directory.
+    """Return the configuration of a file and None, or the configuration of a run directory and that directory.
 
     Raises:
-        ConfigError: overrides for a run, or not a run directory.
+        ConfigError: there are overrides for a run, or the directory is not that of a run.
     """
     if not target.is_dir():
         return load_config(target, overrides), None
@@ -137,14 +137,14 @@ def snapshot_of(
     seed: int = 0,
     on_round: OnRound | None = None,
 ) -> Snapshot:
-    """An experiment trained up to a round, or a run of it, whose saved models and states are only read.
+    """Train an experiment up to a round, or load the saved models and states of a run of it.
 
     Args:
-        round: 0, the first, unless it is given. A run keeps its beginning and its end only: 0 or its number of finished rounds.
-        last: by default the model after the last round instead. seed: of everything random in the attack.
+        round: by default 0, the first. A run saves its first and last state only: 0 or its number of finished rounds.
+        last: if no round is given, use the model after the last round. seed: seed of all randomness of the attack.
 
     Raises:
-        ConfigError: a round that there is not.
+        ConfigError: the round does not exist or was not saved.
     """
     job = uncharged(experiment, prepared, seed)
     begin = round == 0 or (round is None and not last)
@@ -179,18 +179,18 @@ def _saved(run: Path, identity: dict[str, Any], round: int | None) -> Progress:
 
 
 def uncharged(experiment: Experiment, prepared: Prepared, seed: int) -> Federation:
-    """The federation with its noise from the attack's seed and a door that charges nobody."""
+    """Return the federation with noise from the attack's seed and a door that charges nobody."""
     randomness = Randomness(Randomness(experiment.seed).derive("attack", seed), seeded_noise=True)
     return _uncharged(experiment, prepared, randomness)
 
 
 def _uncharged(experiment: Experiment, prepared: Prepared, randomness: Randomness) -> Federation:
-    """On the CPU, wherever the run was trained: an attack looks at few clients, and a snapshot holds plain tensors."""
+    """Return the uncharged federation on the CPU, on any machine: an attack needs few clients, and a snapshot has CPU tensors."""
     job = federation(experiment, prepared, Path("no-ledger"), "attack")
     job = _with_door(job, ledger=NullLedger(), randomness=randomness, memory=NoiseMemory())
     return replace(job, context=replace(job.context, randomness=randomness))
 
 
 def _with_door(job: Federation, **changes: Any) -> Federation:
-    """The federation with its door changed."""
+    """Return the federation with a changed door."""
     return replace(job, context=replace(job.context, door=replace(job.context.door, **changes)))

@@ -1,1 +1,1 @@
-"""One folder a paper: its claim, presets and recipes."""
+"""One folder per paper: methods, baselines, claim, presets, recipes and notes."""

@@ -1,1 +1,1 @@
-"""Experiments of many runs: comparisons, recipes, twins."""
+"""Experiments with several runs: comparisons, recipes, twin runs, tuning."""

@@ -1,4 +1,4 @@
-"""A cell of a grid, how far it has come, and who listens."""
+"""A cell of a grid, its state, and the listener of a study."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Cell:
 
     Args:
         name: relative directory, for instance `dp-fedavg/eps-2/seed-1`.
-        config: of the run; its engine is `inline` unless it says `cuda` or `batched`.
-        labels: where the cell lies on the grid's axes.
+        config: configuration of the run; other engines than `cuda` and `batched` are replaced by `inline`.
+        labels: position of the cell on the axes of the grid.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Cell:
 
     @property
     def main(self) -> Column:
-        """The main metric of its task."""
+        """The main metric of the task."""
         return task_of(self.config).main
 
 
 @dataclass(frozen=True)
 class CellState:
-    """How far a cell has come.
+    """The state of a cell.
 
     Args:
-        path: the run directory. rounds, total: finished and planned rounds. seconds: training took so far.
+        path: the run directory. rounds, total: finished and planned rounds. seconds: training time so far.
         score: the latest value of the main metric of its task, or None. error: why the cell failed.
-        summary, statement: of the run directory, once done.
+        summary, statement: of the finished run.
     """
 
     cell: Cell
@@ -71,25 +71,25 @@ class CellState:
 
 
 class Listener:
-    """Follows the runs of a study; does nothing by itself."""
+    """A listener to the runs of a study, which ignores all events."""
 
     def started(self, states: Sequence[CellState]) -> None:
-        """Before anything runs.
+        """Called before anything runs.
 
         Args:
             states: of all cells.
         """
 
     def changed(self, state: CellState, left: float | None) -> None:
-        """A cell started, finished a round, is done or has failed.
+        """Called when a cell starts, finishes a round, is done or fails.
 
         Args:
-            left: seconds that the whole grid is expected to need from now on, or None while nothing was measured.
+            left: expected remaining seconds of the whole grid, or None before the first measurement.
         """
 
 
 def as_begun(config: Config, saved: Config) -> Config:
-    """What a begun cell goes on with: one client at a time, if it was begun so, since its statement assumes nothing else."""
+    """Return the configuration with which a begun cell continues: one client at a time if its statement assumes that."""
     engine = engine_of(config)
     if engine in TOGETHER and saved.run.engine not in TOGETHER:
         engine = saved.run.engine
@@ -97,12 +97,12 @@ def as_begun(config: Config, saved: Config) -> Config:
 
 
 def engine_of(config: Config) -> str:
-    """The engine of a cell: one process, which cannot give up a client; `cuda` and `batched` are kept."""
+    """Return the engine of a cell: `cuda` or `batched` as configured, else one process without time limits for clients."""
     return config.run.engine if config.run.engine in TOGETHER else "inline"
 
 
 def state_of(cell: Cell, out: str | Path) -> CellState:
-    """The state of a cell as its directory has it; a begun cell counts as waiting.
+    """Return the state of a cell from its directory; a begun cell counts as waiting.
 
     Raises:
         ConfigError: the directory belongs to another configuration, or cannot be read.

@@ -1,6 +1,6 @@
 """A grid of runs: cells in worker processes, resumable, with an estimate of the time left.
 
-A cell is an ordinary run directory under `cells/`; what it holds decides whether it is finished, begun or waiting.
+A cell is an ordinary run directory under `cells/`; its contents tell whether it is finished, begun or waiting.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fedveil.training.cores import available_cores
 
 FORMAT = "fedveil-grid/1"
 LOCK_SECONDS = 3.0
-"""So long a grid waits for the workers of one that was just killed in the same directory."""
+"""Seconds that a grid waits for the workers of a killed grid in the same directory."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse names of cells that are no relative directories, or would lie in one another."""
+    """Refuse cell names that are not relative directories, or that are nested."""
     if not names:
         raise ConfigError("a grid needs at least one cell")
     for name in names:
@@ -49,7 +49,7 @@ def check_names(names: Sequence[str]) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold the directory for this grid and its workers; the lock ends with the last of them, however they end."""
+    """Lock the directory for this grid and its workers; the lock is released when the last process ends, even if killed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "grid.json").exists() and any(not p.name.startswith("grid.") for p in folder.iterdir()):
@@ -78,7 +78,7 @@ def _take(lock: int, folder: Path) -> None:
 
 
 def remember(folder: Path, states: Iterable[CellState]) -> None:
-    """Write what the grid is and how far it has come (`grid.json`); cells of earlier, smaller grids are kept."""
+    """Write the grid and its progress to `grid.json`; cells of earlier, smaller grids stay in it."""
     path = folder / "grid.json"
     rows = {row["name"]: row for row in _remembered(path)}
     for s in states:
@@ -100,10 +100,10 @@ def _remembered(path: Path) -> list[dict[str, Any]]:
 
 
 class Pace:
-    """Seconds per unit of work (examples that a round passes through the model), as measured.
+    """The measured seconds per unit of work (an example that passes through the model).
 
     Args:
-        measured: (configuration, rounds, seconds they took) of what ran before.
+        measured: (configuration, rounds, seconds) of earlier runs.
     """
 
     def __init__(self, measured: Sequence[tuple[Config, int, float]] = ()) -> None:
@@ -113,7 +113,7 @@ class Pace:
             self.measure(config, rounds, seconds)
 
     def measure(self, config: Config, rounds: int, seconds: float) -> None:
-        """Take note of the seconds that so many rounds of a configuration took."""
+        """Record the seconds that a number of rounds of a configuration took."""
         if rounds < 1:
             return
         work, alike = self._of(config)
@@ -122,13 +122,13 @@ class Pace:
             self._sums[key] = done + rounds * work, total + seconds
 
     def expected(self, config: Config, rounds: int) -> float:
-        """Seconds that so many rounds should take, by the most similar cells measured; just their work while none was."""
+        """Return the expected seconds of a number of rounds by the most similar measured cells; before any, the work."""
         work, alike = self._of(config)
         done, total = next((self._sums[key] for key in alike if key in self._sums), (1.0, 1.0))
         return rounds * work * total / done
 
     def left(self, remaining: Sequence[tuple[Config, int]], jobs: int) -> float | None:
-        """Seconds until all of this is done by `jobs` at a time; None while nothing was measured."""
+        """Return the seconds until all of this is done by `jobs` processes; None before the first measurement."""
         if not self._sums:
             return None
         each = [self.expected(config, rounds) for config, rounds in remaining]
@@ -142,7 +142,7 @@ class Pace:
 
 
 def _work(config: Config) -> float:
-    """Examples that one round passes through the model; 1 where the configuration is impossible (its cell fails at once)."""
+    """Return the examples that pass through the model in a round; 1 for an invalid configuration, whose cell fails at once."""
     try:
         s = setting_of(config)
         return float(s.cohort * s.local.steps_for(max(s.records, 1)) * s.local.batch_size)
@@ -151,20 +151,20 @@ def _work(config: Config) -> float:
 
 
 def _alike(config: Config) -> tuple[str, ...]:
-    """What a cell is measured by: cells that differ in seed and privacy only, those of its method, all."""
+    """Return keys of similar cells, nearest first: equal except for seed and privacy, of the same method, all."""
     same = config.model_dump_json(exclude={"run": True, "privacy": True})
     return same, f"method {config.method.name}", ""
 
 
 def cell_job(name: str, config: Config, path: Path) -> Job:
-    """The job that runs this configuration in `path`: in one process, with an engine that cannot give up a client."""
+    """Return the job that runs this configuration in `path`, in one process without time limits for clients."""
     sections = config.model_dump(mode="json")
     sections["run"]["engine"], sections["training"]["client_timeout"] = engine_of(config), None
     return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": sections})
 
 
 def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
-    """Run `config` in `path`, from where it stands; reports (round, seconds, main metric or None) after each round."""
+    """Start or resume `config` in `path`; report (round, seconds, main metric or None) after each round."""
     path = Path(arguments["path"])
     resume = begun(path)
     if path.exists() and not resume:
@@ -187,15 +187,16 @@ def run_grid(
     jobs: int | None = None,
     listener: Listener | None = None,
 ) -> list[CellState]:
-    """Run every cell that is not finished and return the states of all, in the order of `cells`; a failed cell stops no other.
+    """Run every cell that is not finished and return the states of all, in the order of `cells`; failed cells stop no other.
 
     Args:
-        out: the grid's directory: new, empty, or that of a grid whose finished and begun cells are kept.
-        jobs: cells at a time; by default the cores that this process may use.
-        listener: hears of every change.
+        out: the grid's directory: new, empty, or that of an earlier grid, whose finished and begun cells are used.
+        jobs: cells in parallel; by default the cores that this process may use.
+        listener: called for every change.
 
     Raises:
-        ConfigError: impossible names; a directory that is no grid or is in use; a cell that was run with another configuration.
+        ConfigError: a name is invalid, the directory is not that of a grid or is in use, or a cell was run with another
+            configuration.
     """
     listener = listener or Listener()
     count = available_cores() if jobs is None else jobs
@@ -223,7 +224,7 @@ def run_grid(
 def _changes(
     states: Mapping[str, CellState], pace: Pace, count: int, folder: Path, lock: int
 ) -> Generator[tuple[CellState, float | None], None, None]:
-    """Every change of every cell, with the seconds of the round where it is one; the caller keeps `states` up to date."""
+    """Yield every change of every cell, with seconds for a finished round; the caller updates `states`."""
     waiting = [name for name, s in states.items() if s.state == "waiting"]
     if not waiting:
         return
@@ -241,7 +242,7 @@ def _changes(
 
 
 def _after(state: CellState, message: Message, folder: Path) -> tuple[CellState, float | None]:
-    """The cell after a worker's message."""
+    """Return the state of a cell after a message of its worker."""
     if message["event"] == "started":
         return replace(state, state="running"), None
     if message["event"] == "progress":

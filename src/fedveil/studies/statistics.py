@@ -14,16 +14,16 @@ from fedveil.experiment.recorded_run import RunData
 from fedveil.federation.history import Row
 
 LEVEL = 0.05
-"""Below this a difference counts as one."""
+"""The significance level."""
 
 
 @dataclass(frozen=True)
 class Against:
-    """One method against the best of its block, paired by seed.
+    """A test of one method against the best of its block, paired by seed.
 
     Args:
-        best: the method it is compared with. n: seeds that both have. difference: mean of (this less best).
-        t: two-sided p of the paired t-test. wilcoxon: that of the exact signed-rank test. holm: t after Holm's correction.
+        best: the other method. n: number of common seeds. difference: mean of (this - best).
+        t: two-sided p of the paired t-test. wilcoxon: p of the exact signed-rank test. holm: t after Holm's correction.
     """
 
     best: str
@@ -35,9 +35,9 @@ class Against:
 
 
 def paired_t(differences: Sequence[float]) -> float:
-    """Two-sided p of the hypothesis that the mean difference is 0 (Student's t, n - 1 degrees of freedom); n >= 2.
+    """Return the two-sided p of the hypothesis that the mean difference is 0 (Student's t, n - 1 degrees of freedom); n >= 2.
 
-    Differences that are all the same have no spread to compare with: p is 1 where they are 0, else 0.
+    If all differences are equal, there is no spread: p is 1 if they are 0, else 0.
     """
     n, mean = len(differences), fmean(differences)
     if len(set(differences)) == 1:
@@ -47,11 +47,11 @@ def paired_t(differences: Sequence[float]) -> float:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """Two-sided exact p of Wilcoxon's signed-rank test; zeros are left out, ties share their ranks.
+    """Return the exact two-sided p of Wilcoxon's signed-rank test; zeros are left out, ties share their ranks.
 
-    All 2^n signs are counted by the sum they give, in halves of a rank, so that ties need no approximation.
+    All 2^n sign patterns are counted by their sum in half ranks, so ties need no approximation.
     """
-    from scipy.stats import rankdata  # most of a second, which reports need not wait for
+    from scipy.stats import rankdata  # imported here: it takes most of a second, which reports do not need
 
     kept = [d for d in differences if d != 0]
     ranks = [round(2 * r) for r in rankdata([abs(d) for d in kept])] if kept else []
@@ -64,22 +64,22 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def smallest_signed_rank(n: int) -> float:
-    """The least p that the signed-rank test can give with n pairs: both signs of the most extreme of 2^n outcomes."""
+    """Return the smallest possible p of the signed-rank test with n pairs: the two most extreme of 2^n outcomes."""
     return min(1.0, 2.0 ** (1 - n))
 
 
 def smallest_rank_sum(n: int) -> float:
-    """The least p that the Mann-Whitney test can give with n numbers on each side."""
+    """Return the smallest possible p of the Mann-Whitney test with n numbers on each side."""
     return min(1.0, 2 / math.comb(2 * n, n))
 
 
 def seeds_needed(comparisons: int) -> int:
-    """Seeds from which on the signed-rank test can find a difference, with Holm's correction for so many comparisons."""
+    """Return the seeds that the signed-rank test needs for significance, with Holm's correction for that many comparisons."""
     return next(n for n in range(1, 64) if smallest_signed_rank(n) * max(1, comparisons) <= LEVEL)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p-values after Holm's step-down correction, in the order of `p`."""
+    """Return the p-values after Holm's step-down correction, in the order of `p`."""
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected, largest = [0.0] * len(p), 0.0
     for place, i in enumerate(order):
@@ -89,26 +89,26 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Half the width of the 95 % confidence interval of the mean (Student's t); nan for fewer than two values."""
+    """Return half the width of the 95 % confidence interval of the mean (Student's t); nan for fewer than two values."""
     n = len(values)
     return float(stdtrit(n - 1, 0.975)) * stdev(values) / math.sqrt(n) if n > 1 else math.nan
 
 
 def ranks(means: Mapping[str, float]) -> dict[str, int]:
-    """1 for the largest mean; equal means share the better rank."""
+    """Return ranks, 1 for the largest mean; equal means share the better rank."""
     return {name: 1 + sum(other > mean for other in means.values()) for name, mean in means.items()}
 
 
 def against_best(samples: Mapping[str, Mapping[int, float]]) -> dict[str, Against]:
-    """Each method against the one with the largest mean: see `against`."""
+    """Test each method against the one with the largest mean: see `against`."""
     return against(samples, max(samples, key=lambda m: fmean(samples[m].values()))) if samples else {}
 
 
 def against(samples: Mapping[str, Mapping[int, float]], best: str) -> dict[str, Against]:
-    """Each method against one of them, paired by seed; those with fewer than two seeds in common are left out.
+    """Test each method against one of them, paired by seed; methods with fewer than two common seeds are left out.
 
     Args:
-        samples: by method, the number of each seed. best: the method that the others are compared with.
+        samples: for each method, the value of each seed. best: the method that the others are compared with.
     """
     pairs = {
         method: [values[s] - samples[best][s] for s in sorted(values.keys() & samples[best].keys())]
@@ -124,11 +124,11 @@ def against(samples: Mapping[str, Mapping[int, float]], best: str) -> dict[str, 
 
 
 POINTS = 400
-"""A curve has so many points at most; of longer ones every k-th round and the last are drawn."""
+"""The most points of a curve; longer curves have every k-th round and the last."""
 
 
 def curve(runs: list[list[tuple[float, Any]]]) -> dict[str, Any]:
-    """Mean over the runs, at rounds (from 1) that all of them have; of several runs with its 95 % confidence interval."""
+    """Return the mean over the runs at their common rounds (from 1); for several runs, with a 95 % confidence interval."""
     tables = [{int(t) + 1: v for t, v in run if isinstance(v, float)} for run in runs]
     shared = [t for t in tables[0] if all(t in table for table in tables[1:])]
     kept = thinned(shared)
@@ -141,13 +141,13 @@ def curve(runs: list[list[tuple[float, Any]]]) -> dict[str, Any]:
 
 
 def thinned(rounds: Sequence[int]) -> list[int]:
-    """At most about `POINTS` of the rounds: every k-th, and the last."""
+    """Return about `POINTS` of the rounds: every k-th, and the last."""
     step = max(1, math.ceil(len(rounds) / POINTS))
     return [t for i, t in enumerate(rounds) if i % step == 0 or i == len(rounds) - 1]
 
 
 def constant(runs: Iterable[RunData], column: str) -> bool:
-    """Whether a column of the history has one value in all rounds of all runs (up to rounding)."""
+    """Return whether a column of the history has one value in all rounds of all runs (up to rounding)."""
     values = [row[column] for run in runs for row in run.history if isinstance(row.get(column), float)]
     return len(values) > 1 and (min(values) == max(values) or max(values) - min(values) <= 1e-6 * max(map(abs, values)))
 
@@ -157,7 +157,7 @@ def last(rows: Sequence[Row], column: str) -> float | None:
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Mean, least, largest and sample standard deviation of what is known."""
+    """Return mean, smallest, largest and sample standard deviation of the known values."""
     known = [v for v in values if v is not None]
     if not known:
         return None
@@ -171,7 +171,7 @@ def spread(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def layers(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
-    """For each column of layers.csv the curves of the layers, equal ones merged; beyond 12 the least, median and largest."""
+    """Return curves of the layers for each column of layers.csv, equal ones merged; beyond 12, smallest, median and largest."""
     rows = runs[0].layers
     found: dict[str, list[dict[str, Any]]] = {}
     for column in dict.fromkeys(k for row in rows for k in row if k not in ("round", "layer")):

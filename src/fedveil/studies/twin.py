@@ -1,8 +1,8 @@
-"""Global sensitivity as the Noisy-FedAvg paper measures it, by two runs on data that differ in one client.
+"""Global sensitivity as the Noisy-FedAvg paper measures it, by two coupled runs on data that differ in one client.
 
-Noise and batches are the same in both, and so is the engine: `inline`, unless the configuration says `cuda` or `batched`.
+Both have the same noise, batches and engine: `cuda` or `batched` if configured, else `inline`.
 
-A measurement of one pair of neighbours, in a simulation: it bounds nothing, since another pair may lie further apart.
+It measures one pair of neighbours in a simulation and bounds nothing, since another pair may be further apart.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def twin_sensitivity(
     data: Dataset | None = None,
     partition: Partition | None = None,
 ) -> list[float]:
-    """||w_t - w'_t|| after each round t = 1 .. T of twin runs: noise, batch order and sampling of clients are the same.
+    """Return ||w_t - w'_t|| after each round t = 1 .. T of coupled runs, with equal noise, batch order and client sampling.
 
     Args:
-        config: a configuration, or a run directory, whose data are then checked. client: whose data differ.
-        change: `labels`, each of its labels becomes the next class; `record`, its first example becomes the first test example;
-            `absent`, it has no data and contributes zero.
-        data, partition: used instead of the configured ones.
+        config: a configuration, or a run directory, whose data are then checked. client: the client whose data differ.
+        change: `labels` changes each of its labels to the next class; `record` replaces its first example by the first test
+            example; `absent` removes its data, so that it contributes zero.
+        data, partition: replacements of the configured ones.
 
     Raises:
-        ConfigError: no such client, one without data, or data that are not those of the run.
+        ConfigError: the client does not exist or has no data, or the data are not those of the run.
 
     Source: the Noisy-FedAvg paper, Section 5, "Sensitivity" (which record differs is not stated there).
     """
@@ -79,7 +79,7 @@ def twin_runs(
     partition: Partition | None = None,
     on_round: Callable[[Row], None] | None = None,
 ) -> tuple[list[float], list[Row]]:
-    """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
+    """Return the distances of `twin_sensitivity`, and the history of the unchanged run with a column `sensitivity`."""
     if isinstance(config, Config):
         experiment, prepared = opened(config, data, partition)
     else:
@@ -90,12 +90,12 @@ def twin_runs(
 
 @process_state()
 def twin_directory(config: Config, client: int, change: Change, out: Path, on_round: Callable[[Row], None] | None = None) -> Path:
-    """Run twins and leave a directory whose `private/history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
+    """Run twins and write a directory whose `private/history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
 
-    It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
+    It has no ledger and no model, since it measures a simulation and cannot be resumed.
 
     Raises:
-        ConfigError: as `twin_sensitivity`; `out` exists and is not empty.
+        ConfigError: for the reasons of `twin_sensitivity`, or if `out` exists and is not empty.
     """
     experiment, prepared = opened(config)
     other = neighbour(prepared, client, change)
@@ -121,7 +121,7 @@ def _twins(
 
 
 def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
-    """The clients of the neighbouring data set (see `twin_sensitivity`)."""
+    """Return the clients of the neighbouring data set (see `twin_sensitivity`)."""
     clients = prepared.clients
     if not 0 <= client < len(clients):
         raise ConfigError(f"client = {client}: there are clients 0 to {len(clients) - 1}")
@@ -141,7 +141,7 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
 
 
 def _job(experiment: Experiment, prepared: Prepared, folder: Path) -> Federation:
-    """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
+    """Return one of the two runs. Each has its own folder, since the state of correlated noise is stored with the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
     model, local = rehearsed(experiment, prepared)

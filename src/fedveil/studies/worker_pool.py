@@ -1,6 +1,6 @@
 """Worker processes of studies: each calls functions one after the other, one thread each, and ends with its parent process.
 
-They are separate programs that read jobs from stdin and write messages to stdout, a line of JSON each, so that a script that
+They are separate programs that read jobs from stdin and write messages to stdout, one line of JSON each, so that a script that
 starts a study needs no `if __name__ == "__main__"`.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 Message = dict[str, Any]
-"""`event` is started, progress (with value), done, or failed (with error)."""
+"""A message; `event` is started, progress (with value), done, or failed (with error)."""
 
 _END = 1.0
-"""Seconds that workers are given to end before they are killed."""
+"""Seconds for workers to end before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Job:
     """A function to call in a worker.
 
     Args:
-        name: of the job, which its messages carry. function: `module:function`, called as function(arguments, report), where
-            report(value) sends a progress message. arguments, value: of JSON.
+        name: of the job, which is part of its messages. function: `module:function`, called as function(arguments, report), where
+            report(value) sends a progress message. arguments, value: JSON values.
     """
 
     name: str
@@ -46,10 +46,10 @@ class _Process:
 
 
 class Workers:
-    """So many workers; a context manager that ends them, at once when it is left by an error or by Ctrl-C.
+    """A context manager for a number of workers, which ends them at once after an error or Ctrl-C.
 
     Args:
-        log: file to which they append what they print. lock: a file descriptor that they hold open.
+        log: file to which workers append their output. lock: a file descriptor that they keep open.
     """
 
     def __init__(self, count: int, log: Path, lock: int | None = None) -> None:
@@ -78,10 +78,10 @@ class Workers:
         self._selector.close()
 
     def run(self, next_job: Callable[[], Job | None]) -> Iterator[tuple[str, Message]]:
-        """Work until there is no job left; each message comes with the name of its job.
+        """Run all jobs, and yield each message with the name of its job.
 
         Args:
-            next_job: asked whenever a worker is idle; None when there is none.
+            next_job: called when a worker is idle; returns None if there are no more jobs.
         """
         while True:
             for worker in [w for w in self._workers if not w.job]:
@@ -97,12 +97,12 @@ class Workers:
     def _give(self, worker: _Process, job: Job) -> None:
         worker.job = job.name
         stdin = _pipe(worker.process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # it has died; `_messages` says so
+        with contextlib.suppress(BrokenPipeError):  # the worker died, which `_messages` reports
             stdin.write(json.dumps({"function": job.function, "arguments": job.arguments}).encode() + b"\n")
             stdin.flush()
 
     def _messages(self) -> Iterator[tuple[str, Message]]:
-        """Wait for workers and pass on what they say; a worker that died is replaced, and its job has failed."""
+        """Wait for workers and yield their messages; a dead worker is replaced, and its job fails."""
         for key, _ in self._selector.select():
             worker: _Process = key.data
             text = os.read(key.fd, 1 << 16)
@@ -126,7 +126,7 @@ class Workers:
         self._workers.remove(worker)
         cause = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
         if not worker.job:
-            return  # nothing is waiting, or it would have a job
+            return  # no job is waiting, since an idle worker gets one at once
         self._start()
         yield worker.job, {"event": "failed", "error": f"the worker {cause}; see {self.log}"}
 

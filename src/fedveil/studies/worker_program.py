@@ -17,10 +17,10 @@ from fedveil.studies.worker_pool import Message
 
 
 def main() -> None:
-    """Do jobs until stdin ends, which happens at the latest when the process that started this one is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, who ends the workers
+    """Run jobs until stdin ends, at the latest when the parent process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends the workers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to the log
+    os.dup2(2, 1)  # the output of libraries goes to the log
     jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
     while True:
@@ -30,18 +30,18 @@ def main() -> None:
 def _read(jobs: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         jobs.put(json.loads(line))
-    os._exit(0)  # a job may be cut off at any moment: what it finished is on disk
+    os._exit(0)  # safe at any moment, since finished work is on disk
 
 
 def _do(job: dict[str, Any], answers: IO[str]) -> Message:
-    """Call the job's function, and say how it ended."""
+    """Call the job's function and send a message about its end."""
     module, _, name = job["function"].partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
         function(job["arguments"], lambda value: _send(answers, {"event": "progress", "value": value}))
     except FedveilError as error:
         return {"event": "failed", "error": str(error)}
-    except Exception as error:  # a fault of one job, which must not end the others
+    except Exception as error:  # an error of one job must not end the others
         traceback.print_exc()
         return {"event": "failed", "error": f"{type(error).__name__}: {error}"}
     return {"event": "done"}

@@ -1,10 +1,10 @@
 """Baselines of ALDP-FL: LDP-Fed (Truex et al. 2020) and GFL-ALDPA (Yang et al. 2024).
 
-Published: each value is perturbed on a finite grid, with an epsilon for each step of distance (or, as ALDP-FL compares it, each
-gradient gets classical Gaussian noise). Proven: the same turns and bounds, with an L2 clip and the door's Gaussian noise.
+LDP-Fed, published: each value is perturbed on a finite grid, with an epsilon for each step of distance (or, as in the comparison
+of ALDP-FL, each gradient gets classical Gaussian noise). Proven: the same layers and bounds, an L2 clip and the door's noise.
 
-Published: the client's own largest coordinates, and classical noise for each round's epsilon. Proven: coordinates that a public
-seed draws, the same growth of the budget in units of mu, and the exact cost of all rounds together.
+GFL-ALDPA, published: a client sends its largest coordinates, with classical noise for each round's epsilon. Proven: a public seed
+draws the coordinates, the budget grows in the same way in units of mu, and the cost of all rounds together is exact.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REASONS = {
 
 
 class LDPFed(TwoVariants):
-    """Fixed bounds and fixed noise on each client, layers in turns (LDP-Fed, Truex et al. 2020).
+    """Fixed bounds and fixed noise on each client, which sends its layers in turns (LDP-Fed, Truex et al. 2020).
 
     Args:
         variant: published or proven.
@@ -59,7 +59,7 @@ class LDPFed(TwoVariants):
         bound: c, to which each value is clamped: before the noise (ordinal), or after it (proven; free post-processing).
         precision: ordinal; values are rounded to this many decimal digits.
         clip: L2 bound on each gradient (gaussian), or on the update (proven).
-        layers_a_round: layers of the network that leave in a round, in turns from the last to the first; 0 for all.
+        layers_a_round: number of layers of the network that are sent in a round, in turns from the last to the first; 0 for all.
     """
 
     reconstructed: ClassVar[str] = (
@@ -79,17 +79,17 @@ class LDPFed(TwoVariants):
         return _REASONS[self.mechanism]
 
     def release(self, s: Setting) -> Release:
-        """The layers of the round; proven: clip, noise and a clamp as well."""
+        """Send the layers of the round; proven: with clip, noise and a clamp."""
         if self.variant == "proven":
             return Turns(self)
         return Unproven(("values perturbed in training",), self.unproven, self.perturbed)
 
     def perturbed(self, s: Setting, seen: Released, update: Tensor) -> Plan:
-        """Published: the layers of the round leave as training made them."""
+        """Published: send the layers of the round as training made them."""
         return Plan(support=turn(s.layout, self.layers_a_round, seen.round))
 
     def client(self, s: Setting) -> Client:
-        """Proven: plain training. Published: training that perturbs."""
+        """Proven: plain training. Published: training with perturbation."""
         if self.variant == "proven":
             return Plain()
         if self.mechanism == "gaussian":
@@ -98,15 +98,15 @@ class LDPFed(TwoVariants):
         return Ordinal(bound=self.bound, precision=self.precision, alpha=alpha, layers=self.layers_a_round)
 
     def clamped(self, s: Setting) -> Plan:
-        """Clip and noise, then the bound: on each upload in the server view, whose sum then has less noise than its shares."""
+        """Clip, add noise, then clamp: each upload in the server view, so that a sum has less noise than its shares."""
         return replace(gaussian_plan(s, self.clip), clamp=self.bound * (s.cohort if sum_noise(s) else 1))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """Proven: f / z a round; the sum of uploads that were clamped one by one is credited with no sum of noise."""
+        """Proven: mu is f / z per round; uploads that are clamped one by one get no credit for the summed noise."""
         return planned_releases(self.clamped(s), s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Ordinal: alpha for the whole run, by sequential composition. Gaussian: epsilon of one batch."""
+        """Ordinal: alpha for the whole run, by sequential composition. Gaussian: epsilon for one batch."""
         if self.variant == "proven":
             return None
         epsilon = paper_epsilon(s, self.name)
@@ -131,7 +131,7 @@ class Turns(Schedule):
 
 @dataclass(frozen=True)
 class Ordinal(Plain):
-    """Published: clamp, round to the grid, perturb each value whose turn it is; they share alpha of the round."""
+    """Published: clamp and round the values of the round's layers, and perturb each with an equal share of alpha."""
 
     bound: float = 1.0
     precision: int = 10
@@ -172,9 +172,9 @@ class NoisyGradients(Plain):
 
 
 def turn(layout: Layout, layers: int, round: int) -> Tensor | None:
-    """The coordinates [d] of that many layers of the network, those whose turn it is; None for all.
+    """Return the coordinates [d] of the layers that are sent in this round; None for all.
 
-    Tensors whose names differ in the last part only (weight and bias) are one layer.
+    Tensors whose names differ only in the last part (weight and bias) are one layer.
     """
     import torch
 
@@ -187,13 +187,15 @@ def turn(layout: Layout, layers: int, round: int) -> Tensor | None:
 
 
 def truncated_laplace(values: Tensor, uniform: Tensor, rate: float, most: float) -> Tensor:
-    """Integers y in [-most, most] with P(y) proportional to exp(-rate |y - value|), by inversion of `uniform` in (0, 1).
+    """Draw integers y in [-most, most] with P(y) proportional to exp(-rate |y - value|), by inversion of `uniform` in (0, 1).
 
     Args:
-        values: integers [n] in double precision. uniform: [n]. rate: > 0, the exponent lost with each step of distance.
+        values: integers [n] in double precision. uniform: [n]. rate: > 0, the decrease of the exponent per step of distance.
     """
-    left = -(-rate * (values + most)).expm1() * (values.new_tensor(-rate)).exp()  # weight below the value, times 1 - e^-rate
-    right = -(-rate * (most - values + 1)).expm1()  # weight of the value and of all above
+    left = (
+        -(-rate * (values + most)).expm1() * (values.new_tensor(-rate)).exp()
+    )  # probability weight below the value, times 1 - e^-rate
+    right = -(-rate * (most - values + 1)).expm1()  # probability weight of the value and of all above
     target = uniform * (left + right)
     below = 1 + (-(-(target * values.new_tensor(rate).exp())).log1p() / rate).floor()
     above = (-(-(target - left).clamp(0, 1 - 1e-16)).log1p() / rate).floor()
@@ -204,7 +206,7 @@ def truncated_laplace(values: Tensor, uniform: Tensor, rate: float, most: float)
 def laplace_variance(scale: float, bound: float) -> float:
     """Variance of Laplace noise of that scale around 0 on [-bound, bound]: 2 s^2 - (c^2 + 2 c s) e^(-c/s) / (1 - e^(-c/s))."""
     ratio = bound / scale
-    if ratio < 1e-3:  # a uniform distribution, where the formula cancels
+    if ratio < 1e-3:  # nearly uniform: the formula cancels
         return bound**2 / 3
     return 2 * scale**2 - (bound**2 + 2 * bound * scale) * math.exp(-ratio) / -math.expm1(-ratio)
 
@@ -217,12 +219,12 @@ class GFLALDPA(MethodConfig):
 
     Args:
         variant: published or proven.
-        keep: rho, the share of the coordinates that leave.
+        keep: rho, the share of the coordinates that are sent.
         growth: p; the budget of round s, from 1, is proportional to s^p.
         clip: L2 bound on the reduced update.
-        budget: published; whether privacy.epsilon is that of the whole `run`, or of a `round` on average.
-        sensitivity: published; of an `update`, 2 C, or of a `mean` over the examples, 2 C / |D|, as ALDP-FL computes its.
-        seed: proven; of the public choice of coordinates.
+        budget: published; whether privacy.epsilon is for the whole `run`, or for a `round` on average.
+        sensitivity: published; 2 C (of an `update`) or 2 C / |D| (of a `mean` over examples), as in ALDP-FL.
+        seed: proven; public seed of the chosen coordinates.
     """
 
     reconstructed: ClassVar[str] = (
@@ -252,7 +254,7 @@ class GFLALDPA(MethodConfig):
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
-        """Proven: everything follows from the round. Published: the largest coordinates of the update."""
+        """Proven: a plan that depends on the round only. Published: the largest coordinates of the update."""
         return Growing(self) if self.variant == "proven" else Unproven(("largest coordinates",), _REASON, self.of_largest)
 
     def of_largest(self, s: Setting, seen: Released, update: Tensor) -> Plan:
@@ -262,11 +264,11 @@ class GFLALDPA(MethodConfig):
         return Plan(clip=self.clip, noise_std=std, place=place, support=support)
 
     def kept(self, s: Setting) -> int:
-        """How many coordinates leave."""
+        """The number of coordinates that are sent."""
         return max(1, round(self.keep * s.layout.dimension))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """The exact mu of all rounds a client may be in, the dearest ones; nothing for the published variant."""
+        """Return the exact mu of the most expensive rounds that a client can be in; nothing for the published variant."""
         if self.variant == "published":
             return super().releases(s, view)
         (each,) = gaussian_releases(s, view)
@@ -276,7 +278,7 @@ class GFLALDPA(MethodConfig):
         return [Gaussian(each.mu * math.hypot(*weights[: s.participations]))]
 
     def claim(self, s: Setting) -> Claim | None:
-        """Epsilon as the sum over the rounds, or of a round, for one record."""
+        """Epsilon summed over the rounds, or of a round, for one record."""
         if self.variant == "proven":
             return None
         scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
@@ -284,16 +286,16 @@ class GFLALDPA(MethodConfig):
         return Claim(paper_epsilon(s, self.name), s.delta, scope, "GFL-ALDPA, reconstructed", note)
 
     def weight(self, round: int, rounds: int) -> float:
-        """mu of that round (from 0) in units of the quadratic mean over all rounds; proportional to s^p."""
+        """Return mu of that round (from 0) in units of the quadratic mean over all rounds; proportional to s^p."""
         return float((round + 1) ** self.growth * math.sqrt(rounds / _power_sum(2 * self.growth, rounds)))
 
     def epsilon(self, s: Setting, round: int) -> float:
-        """Epsilon of that round (from 0): its share s^p / sum s^p of the budget of the run."""
+        """Return epsilon of that round (from 0): the share s^p / sum s^p of the budget of the run."""
         total = paper_epsilon(s, self.name) * (1 if self.budget == "run" else s.rounds)
         return float(total * (round + 1) ** self.growth / _power_sum(self.growth, s.rounds))
 
     def published_std(self, s: Setting, round: int) -> float:
-        """sigma_t = sensitivity sqrt(2 ln(1.25 / delta_t)) / epsilon_t, with delta / T a round where epsilon is the run's."""
+        """sigma_t = sensitivity sqrt(2 ln(1.25 / delta_t)) / epsilon_t, with delta / T per round if epsilon is for the run."""
         delta = s.delta / (s.rounds if self.budget == "run" else 1)
         sensitivity = 2 * self.clip / (s.known_records if self.sensitivity == "mean" else 1)
         return sensitivity * classical_noise_multiplier(self.epsilon(s, round), delta)
@@ -301,7 +303,7 @@ class GFLALDPA(MethodConfig):
 
 @lru_cache(maxsize=16)
 def _power_sum(power: float, rounds: int) -> float:
-    """1^p + ... + T^p, which each of the T rounds asks for."""
+    """Return 1^p + ... + T^p, cached since each of the T rounds needs it."""
     return float(sum(t**power for t in range(1, rounds + 1)))
 
 
@@ -318,7 +320,7 @@ class Growing(Schedule):
 
 
 def largest(update: Tensor, kept: int) -> Tensor:
-    """The `kept` coordinates of largest absolute value, as a mask [d]."""
+    """Return the mask [d] of the `kept` coordinates with the largest absolute values."""
     import torch
 
     mask = torch.zeros_like(update, dtype=torch.bool)
@@ -327,7 +329,7 @@ def largest(update: Tensor, kept: int) -> Tensor:
 
 
 def drawn(dimension: int, kept: int, seed: int, round: int) -> Tensor:
-    """`kept` coordinates without replacement, as a mask [d]: the same for everybody who knows seed and round."""
+    """Draw `kept` coordinates without replacement, as a mask [d] that anyone who knows seed and round can compute."""
     import torch
 
     generator = torch.Generator().manual_seed(seed * 1_000_003 + round)

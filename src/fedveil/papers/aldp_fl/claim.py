@@ -1,7 +1,7 @@
 """ALDP-FL: Gaussian noise truncated to [-b, b], exactly in one dimension and bounded in many.
 
-Shifted by s, the support becomes [s - b, s + b]: outputs above b can come from one data set only. Their mass is a floor under
-delta that no epsilon removes.
+Shifted by s, the support becomes [s - b, s + b], so outputs above b can come from one data set only. Their probability is a
+lower bound on delta for every epsilon.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError
 
 
 def claimed_std(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Delta sqrt(2 ln(1.25 / delta)) / epsilon, after which the paper claims (epsilon, delta) for each iteration.
+    """Return Delta sqrt(2 ln(1.25 / delta)) / epsilon, for which the paper claims (epsilon, delta) in each iteration.
 
     Args:
         epsilon: > 0; the textbook formula is proven for epsilon < 1, the paper takes 4. delta: in (0, 1). sensitivity: >= 0.
@@ -30,7 +30,7 @@ def claimed_std(epsilon: float, delta: float, sensitivity: float) -> float:
 
 @numpy_defaults
 def bound_of(epsilon: float, eta: float) -> float:
-    """b = (e^eps - eta) / (e^eps + eta), where the noise is truncated.
+    """Return b = (e^eps - eta) / (e^eps + eta), the truncation bound of the noise.
 
     Args:
         epsilon: > 0. eta: in (-1, 1).
@@ -44,7 +44,7 @@ def bound_of(epsilon: float, eta: float) -> float:
 
 
 def _mass(low: float, high: float, std: float, bound: float) -> float:
-    """P(low < noise < high) of the truncated noise."""
+    """Return P(low < noise < high) for the truncated noise."""
     low, high = max(low, -bound) / std, min(high, bound) / std
     if low >= high:
         return 0.0
@@ -54,7 +54,7 @@ def _mass(low: float, high: float, std: float, bound: float) -> float:
 
 @numpy_defaults
 def delta_floor(std: float, bound: float, shift: float) -> float:
-    """The delta that no epsilon removes: P(noise > b - s), the mass that the shifted noise puts out of the other's reach.
+    """Return the delta that remains for every epsilon: P(noise > b - s), the mass outside the support of the other noise.
 
     Args:
         std: of the untruncated Gaussian, > 0. bound: b > 0. shift: s >= 0, difference between the two true values.
@@ -65,7 +65,7 @@ def delta_floor(std: float, bound: float, shift: float) -> float:
 
 @numpy_defaults
 def delta_1d(std: float, bound: float, shift: float, epsilon: float) -> float:
-    """The exact delta at epsilon of one coordinate with truncated Gaussian noise.
+    """Return the exact delta at epsilon of one coordinate with truncated Gaussian noise.
 
     The likelihood ratio e^(s x / sigma^2 - s^2 / (2 sigma^2)) grows with x and is infinite beyond b; the worst event is x > x*:
     x* = min(b, max(s - b, sigma^2 eps / s + s / 2)), delta = P(noise > x* - s) - e^eps P(x* < noise < b).
@@ -86,7 +86,7 @@ def delta_1d(std: float, bound: float, shift: float, epsilon: float) -> float:
 
 @numpy_defaults
 def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int) -> float:
-    """An upper bound on the floor over all difference vectors of norm at most `sensitivity`.
+    """Return an upper bound on the floor over all difference vectors of norm at most `sensitivity`.
 
     With g(u) = -ln(1 - floor(sqrt(u))) the worst floor is 1 - exp(-sup sum g(u_i)), sum u_i = s^2. For every slope m >= 0 the sum
     is at most d max_u (g(u) - m u) + m s^2 (weak duality); the smallest such value over m is returned, the maximum being taken on
@@ -104,7 +104,7 @@ def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int
     equal = sensitivity / math.sqrt(dimension)
     roots = np.unique(np.concatenate([[0.0], np.geomspace(min(equal * 1e-3, sensitivity * 1e-6), sensitivity, 4001), [equal]]))
     floors = [delta_floor(std, bound, float(v)) for v in roots]
-    if max(floors) >= 1:  # the noise is so small that one coordinate's floor is 1 to the last bit
+    if max(floors) >= 1:  # the noise is so small that the floor of one coordinate is 1 in double precision
         return 1.0
     g = np.array([-math.log1p(-floor) for floor in floors])
     squares = roots**2
@@ -122,7 +122,7 @@ def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int
 
 
 def _peak(values: NDArray[np.float64]) -> float:
-    """Maximum over the grid plus what can lie between its points: half the largest neighbouring change around the maximum."""
+    """Return the maximum over the grid plus a margin between its points: half the largest step next to the maximum."""
     index = int(np.argmax(values))
     near = values[max(index - 1, 0) : index + 2]
     return float(values[index]) + 0.5 * float(values[index] - near.min())

@@ -1,8 +1,8 @@
 """ALDP-FL: per-layer clips from a sliding window of layer norms, bounded noise.
 
-Published: the window holds raw norms and the noise inside local training is a truncated Gaussian, whose support differs between
-neighbours, so nothing can be proven. Proven: the window holds debiased norms of what was released, the Gaussian noise comes once
-a round at the door, and the bound is a clamp afterwards, which costs nothing.
+Published: the window contains raw norms, and the noise inside local training is a truncated Gaussian, whose support differs
+between neighbours, so nothing can be proven. Proven: the window contains debiased norms of releases, the door adds Gaussian noise
+once per round, and the bound is a clamp afterwards, which costs nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class ALDPFL(TwoVariants):
 
     Args:
         variant: published or proven.
-        window: k, norms in the sliding window.
-        eta: of the bound b = (e^epsilon - eta) / (e^epsilon + eta).
+        window: k, number of norms in the sliding window.
+        eta: parameter of the bound b = (e^epsilon - eta) / (e^epsilon + eta).
         noise_every: published; one iteration is a batch or a pass over the data (not stated in the paper).
-        sensitivity: published; d of Delta f = 2 Clip / d, which the paper does not define: the client's examples (`dataset`) or
-            those of a batch.
-        clip: proven; the clip of a whole update before anything was released, shared among layers by the root of their sizes.
-        headroom: proven; clips are this multiple of the window's mean: released norms are already clipped (and in the aggregate
-            view those of a mean), so without it they could only shrink.
-        allocation: proven; noise proportional to the clips, or with the least total energy.
-        clip_range: proven; the clips stay within these multiples of their start. Above 1, noise and clip can drive each other up.
-        bound: proven; b', to which each coordinate of a noisy update is clamped.
+        sensitivity: published; d in Delta f = 2 Clip / d, which the paper does not define: the examples of the client
+            (`dataset`) or of a batch.
+        clip: proven; the clip of a whole update in the first round, divided among layers by the root of their sizes.
+        headroom: proven; clips are this multiple of the window's mean. Released norms are already clipped (and in the aggregate
+            view they are norms of a mean), so with a headroom of 1 clips could only shrink.
+        allocation: proven; noise proportional to the clips, or noise with the least total energy.
+        clip_range: proven; the clips stay within these multiples of their start. Above 1, noise and clip can amplify each other.
+        bound: proven; b', the clamp of each coordinate of a noisy update.
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
@@ -59,7 +59,7 @@ class ALDPFL(TwoVariants):
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def release(self, s: Setting) -> Release:
-        """Proven: clips from released norms. Published: the upload leaves as training made it."""
+        """Proven: clips from released norms. Published: the upload as training made it."""
         return Window(self) if self.variant == "proven" else Unproven(("layer norms",), self.unproven, as_trained)
 
     def client(self, s: Setting) -> Client:
@@ -98,7 +98,7 @@ class Window(Policy):
         return layered_plan(s, clips, equal=self.method.allocation == "equal", clamp=self.method.bound * n)
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """Push the debiased norms of what left."""
+        """Add the debiased norms of the release to the window."""
         norms = debiased_norms(left, s.layout)
         held = state["norms"][-(self.method.window - 1) :] if self.method.window > 1 else state["norms"][:0]
         return {**state, "norms": held.new_tensor([*held.tolist(), norms.tolist()])}
@@ -113,12 +113,12 @@ class BoundedNoise(Remembering):
     delta: float
 
     def begin(self, local: Local) -> None:
-        """The window survives between rounds, on the client."""
+        """Load the window, which the client keeps between rounds."""
         local.state["before"] = local.model.vector.clone()
         local.state.setdefault("window", local.model.vector.new_empty((0, len(local.model.layout))))
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """A gradient step; at the end of an iteration, clip and noise what it moved."""
+        """Take a gradient step; at the end of an iteration, clip and noise the movement."""
         loss = local.gradient(local, x, y)
         local.descend()
         every = 1 if self.method.noise_every == "batch" else local.spec.batches_for(local.examples)
@@ -128,7 +128,7 @@ class BoundedNoise(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The sum of all noisy steps; what moved since the last full iteration is clipped and noised as well."""
+        """Return the sum of all noisy steps; the movement since the last full iteration is clipped and noised too."""
         if local.scratch.pop("open", False):
             self._bound(local)
         local.state.pop("before")
@@ -160,16 +160,16 @@ class BoundedNoise(Remembering):
 
 
 def bound_of(epsilon: float, eta: float) -> float:
-    """b = (e^epsilon - eta) / (e^epsilon + eta) (ALDP-FL, Eq. 3)."""
+    """Return b = (e^epsilon - eta) / (e^epsilon + eta) (ALDP-FL, Eq. 3)."""
     shrink = eta * math.exp(-epsilon)
     return (1 - shrink) / (1 + shrink)
 
 
 def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
-    """Centred Gaussian noise of std `std` [d] conditioned on [-bound, bound], from standard normals [d]; 0 where std is 0.
+    """Return centred Gaussian noise of std `std` [d] conditioned on [-bound, bound], from standard normals [d]; 0 where std is 0.
 
-    x = std Phi^-1(Phi(-b/std) + Phi(standard) (Phi(b/std) - Phi(-b/std))), which is std standard where the bound is beyond
-    `_FAR` std: what lies outside, 2 Phi(-9) < 1e-18, is lost in double precision as well.
+    x = std Phi^-1(Phi(-b/std) + Phi(standard) (Phi(b/std) - Phi(-b/std))), or simply std standard if the bound is beyond
+    `_FAR` std: the mass outside, 2 Phi(-9) < 1e-18, is below double precision.
     """
     import torch
 
@@ -190,6 +190,6 @@ def truncated_variance(std: Tensor, bound: float) -> Tensor:
     a = bound / scale
     inside = torch.special.erf(a / math.sqrt(2))
     kept = 1 - a * (-a.square() / 2).exp() * math.sqrt(2 / math.pi) / inside
-    wide = a < 1e-3  # a uniform distribution, where the formula cancels
+    wide = a < 1e-3  # nearly uniform: the formula cancels
     variance = torch.where(wide, torch.full_like(scale, bound**2 / 3), scale.square() * kept)
     return variance.where(std > 0, variance.new_zeros(())).to(std.dtype)

@@ -1,9 +1,9 @@
 """The pair of worlds that refutes the convergent privacy of Noisy-FedAvg at constant learning rates (Theorem 3a).
 
 Client 0's loss is linear in one coordinate, +V w_e or -V w_e; every other client is flat there. Linear losses are L-smooth
-for every L, so the theorem speaks of them. Each round moves w_e by lr V K / m towards its world and adds N(0, sigma^2 / m);
-nothing is forgotten, so the final model alone is exactly mu-GDP with mu = 2 lr V K sqrt(T / m) / sigma: it grows like sqrt(T),
-past every claim that converges.
+for every L, so the theorem covers them. Each round moves w_e by plus or minus lr V K / m and adds N(0, sigma^2 / m). No step
+contracts, so the final model alone is exactly mu-GDP with mu = 2 lr V K sqrt(T / m) / sigma, which grows like sqrt(T) and
+exceeds every claim that converges.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LinearRun:
 
     @property
     def claimed_mu(self) -> float:
-        """mu of the final model as the theorem has it (Theorem 3a, Eq. 15)."""
+        """mu of the final model, as claimed (Theorem 3a, Eq. 15)."""
         return FedAvgClaim(
             StepRates.CONSTANT,
             learning_rate=self.lr,
@@ -58,11 +58,11 @@ class LinearRun:
 
     @property
     def true_mu(self) -> float:
-        """mu of the final model on this pair, exactly."""
+        """The exact mu of the final model on this pair of worlds."""
         return 2 * self.lr * self.clip * self.steps * math.sqrt(self.rounds / self.clients) / self.noise_std
 
     def final_coordinate(self, world: int, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """w_e after all rounds in n independent runs of `world`: clients train, clip and add noise; the server averages."""
+        """Simulate w_e after all rounds in n runs of `world`: clients train, clip and add noise; the server averages."""
         slope = np.zeros(self.clients)
         slope[0] = 1.5 * self.clip if world else -1.5 * self.clip
         model = np.zeros(n)
@@ -76,7 +76,7 @@ class LinearRun:
 
 
 def counts(run: LinearRun, rng: np.random.Generator, *, n: int = 5000, pilot: int = 200) -> Rates:
-    """Error counts of the midpoint test on the final model; the midpoint comes from separate runs."""
+    """Return error counts of the midpoint test on the final model; the midpoint comes from separate runs."""
     pilots = run.final_coordinate(0, pilot, rng), run.final_coordinate(1, pilot, rng)
     return rates(run.final_coordinate(0, n, rng), run.final_coordinate(1, n, rng), midpoint(*pilots))
 
@@ -84,11 +84,11 @@ def counts(run: LinearRun, rng: np.random.Generator, *, n: int = 5000, pilot: in
 def audit_linear_loss(
     run: LinearRun, rng: np.random.Generator, *, n: int = 5000, delta: float = 1e-5, alpha: float = 0.05
 ) -> tuple[float, Audit]:
-    """(lower bound on mu, audit): a bound above `run.claimed_mu` refutes the claim at confidence 1 - alpha.
+    """Return (lower bound on mu, audit): a bound above `run.claimed_mu` refutes the claim at confidence 1 - alpha.
 
     Args:
         run: the configuration.
-        rng: source of all randomness.
+        rng: generator of all randomness.
         n: tested runs per world.
         delta: at which epsilon is reported; the pair's trade-off curve is Gaussian.
         alpha: error probability.

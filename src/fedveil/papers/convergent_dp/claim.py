@@ -1,8 +1,8 @@
-"""Noisy-FedAvg and Noisy-FedProx: the theorems and the table as printed, the exact values that refute them, and what holds.
+"""Noisy-FedAvg and Noisy-FedProx: the theorems and the table as printed, exact values that refute them, and valid bounds.
 
 Symbols: m clients, K local steps of rate eta_{k,t}, gradients clipped to V, noise std sigma on each upload (so sigma / sqrt(m) on
-the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance that replacing one client's data puts
-between two means of uploads from one model: (2 V / m) sum_k eta_{k,t}. Claims and bounds are mu of Gaussian DP.
+the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance of two means of uploads from one model
+when one client's data are replaced: (2 V / m) sum_k eta_{k,t}. Claims and bounds are mu of Gaussian DP.
 
 `accounting.last_iterate.lipschitz` and `shift` are the same quantities without the table's approximations.
 """
@@ -37,7 +37,7 @@ class StepRates(StrEnum):
 
 
 def optimum_as_printed(rho: float, rounds: int) -> float:
-    """H_0 in units of gamma^2: (rho+1)(rho^T-1) / ((rho-1)(rho^T+1)), the value of the Cauchy-Schwarz step.
+    """Return H_0 in units of gamma^2: (rho+1)(rho^T-1) / ((rho-1)(rho^T+1)), the value of the Cauchy-Schwarz step.
 
     Not attainable: for rho > 1, T >= 2 it needs a first interpolation coefficient above 1 (`equality_coefficient`).
 
@@ -65,7 +65,7 @@ class FedAvgClaim:
 
     Args:
         schedule: (a) constant, (b) cyclic, (c) stage-wise, (d) iterative.
-        learning_rate: mu; in (b) and (d) it enters only through the exponent, as printed.
+        learning_rate: mu; in (b) and (d) it enters through the exponent only, as printed.
         clip: V. steps: K. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
         scale: the constants c of (b), 1 <= c < 1.543, and z of (d); (d) holds only if z >= mu (1 + 1/2 + ... + 1/K).
 
@@ -102,12 +102,12 @@ class FedAvgClaim:
 
 
 def _root(log_rho: float, rounds: int) -> float:
-    """sqrt of `optimum_as_printed` from ln rho."""
+    """Return the square root of `optimum_as_printed` from ln rho."""
     return math.sqrt(math.tanh(0.5 * rounds * log_rho) / math.tanh(0.5 * log_rho))
 
 
 def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: int, clients: int, noise_std: float) -> float:
-    """Theorem 4 of Noisy-FedAvg, as printed: FALSE, for the same reason as Theorem 3 (a).
+    """Return mu of Theorem 4 of Noisy-FedAvg, as printed: FALSE, for the same reason as Theorem 3 (a).
 
     Args:
         clip: V. proximal: alpha > L. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
@@ -122,11 +122,11 @@ def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: in
     return unit * math.sqrt((2 * proximal - smooth) / smooth * shrink)
 
 
-# --- what holds ---------------------------------------------------------------------------------------------------------
+# --- valid bounds -------------------------------------------------------------------------------------------------------
 
 
 def learning_rates(schedule: StepRates, learning_rate: float, steps: int, rounds: int) -> NDArray[np.float64]:
-    """eta_{k,t} as an array of shape (rounds, steps).
+    """Return eta_{k,t} as an array of shape (rounds, steps).
 
     Source: Noisy-FedAvg, Theorem 3.
     """
@@ -142,10 +142,10 @@ def learning_rates(schedule: StepRates, learning_rate: float, steps: int, rounds
 
 
 def composition_mu(shifts: _Numbers, clients: int, noise_std: float, view: View) -> float:
-    """mu of all rounds together by composition, for what each view sees; the final view is covered by the aggregate one.
+    """Return mu of all rounds together by composition in this view; the final view has the bound of the aggregate view.
 
     Args:
-        shifts: gamma_t of each round (see `shift`). clients: m. noise_std: sigma of one upload. view: who looks.
+        shifts: gamma_t of each round (see `shift`). clients: m. noise_std: sigma of one upload. view: view of the adversary.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3. The mean has noise sigma / sqrt(m); one upload shifts by m gamma_t under sigma.
     """
@@ -155,7 +155,7 @@ def composition_mu(shifts: _Numbers, clients: int, noise_std: float, view: View)
 
 
 def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
-    """The exact mu of the LAST model when all losses are linear: sqrt(m) sum gamma_t / (sigma sqrt(T)).
+    """Return the exact mu of the LAST model when all losses are linear: sqrt(m) sum gamma_t / (sigma sqrt(T)).
 
     Linear losses are L-smooth for every L >= 0. w_T is w_0 plus constants plus T Gaussian vectors of std sigma / sqrt(m);
     replacing one client's loss V <e, w> by -V <e, w> moves w_T by sum gamma_t along e. So no bound below this value can hold.
@@ -166,7 +166,7 @@ def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
 
 
 def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
-    """(rho_t, gamma_t) of Noisy-FedAvg in the setting of a claim, whose `scale` is the table's c and z.
+    """Return (rho_t, gamma_t) of Noisy-FedAvg in the setting of a claim, whose `scale` is the table's c and z.
 
     Args:
         round: t, from 0.
@@ -186,7 +186,7 @@ def printed_sensitivity(claim: FedAvgClaim, round: int) -> tuple[float, float]:
 
 
 def printed_sensitivity_fedprox(clip: float, proximal: float, smoothness: float, clients: int) -> tuple[float, float]:
-    """(rho_t, gamma_t) of Noisy-FedProx: alpha / (alpha - L) and 2 V / (m alpha).
+    """Return (rho_t, gamma_t) of Noisy-FedProx: alpha / (alpha - L) and 2 V / (m alpha).
 
     Source: Noisy-FedAvg, Table 2.
     """

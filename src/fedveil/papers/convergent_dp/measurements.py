@@ -1,4 +1,4 @@
-"""Formulas of the convergent f-DP analysis for a row's configuration: claimed, refuting, holding. Nothing is trained."""
+"""Measurements of the convergent f-DP analysis for a row's configuration: claimed, refuting and valid mu. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Noisy = NoisyFedAvg | NoisyFedProx
 def of_worst_privacy(
     config: Config, run: Path | None, folder: Path, *, rounds: list[int] | None = None, epsilon: float = 1.0
 ) -> Measured:
-    """mu of the last model after each of `rounds`: claimed by Theorems 3 and 4, exact for linear losses, composed.
+    """Return mu of the last model after each of `rounds`: claimed by Theorems 3 and 4, exact for linear losses, composed.
 
-    Each also as the noise std of an upload, `..._sigma`, at which this mu is (epsilon, `privacy.delta`).
+    Each value also has an entry `..._sigma`: the noise std of an upload at which this mu gives (epsilon, `privacy.delta`).
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for t in rounds or [config.training.rounds]:
@@ -56,7 +56,7 @@ def of_worst_privacy(
 
 
 def of_sensitivity_terms(config: Config, run: Path | None, folder: Path) -> Measured:
-    """rho_t and gamma_t of Theorem 2 over the rounds: as Table 2 prints them, and without its approximations."""
+    """Return rho_t and gamma_t of Theorem 2 over the rounds: as Table 2 prints them, and without its approximations."""
     s, method = _noisy(config, config.training.rounds)
     found: dict[str, list[tuple[int, float]]] = {name: [] for name in ("rho_printed", "rho", "gamma_printed", "gamma")}
     for t, rates in enumerate(_rates(s)):
@@ -73,7 +73,7 @@ def of_sensitivity_terms(config: Config, run: Path | None, folder: Path) -> Meas
 
 
 def _noisy(config: Config, rounds: int) -> tuple[Setting, Noisy]:
-    """The setting after that many rounds, with its noise known, and the method."""
+    """Return the setting for that many rounds with calibrated noise, and the method."""
     method, s = calibrated_setting(config)
     if not isinstance(method, Noisy):
         raise ConfigError(f"this measurement is of noisy-fedavg and noisy-fedprox, not of {method.name}")
@@ -93,7 +93,7 @@ def _rates(s: Setting) -> NDArray[np.float64]:
 
 
 def _claimed(s: Setting, method: Noisy) -> float:
-    """mu of Theorem 3 or 4, as printed."""
+    """Return mu of Theorem 3 or 4, as printed."""
     if isinstance(method, NoisyFedProx):
         return claim_fedprox(
             clip=batch_clip(s),
@@ -107,7 +107,7 @@ def _claimed(s: Setting, method: Noisy) -> float:
 
 
 def _theorem(s: Setting, method: NoisyFedAvg) -> FedAvgClaim:
-    """Theorem 3 in this setting."""
+    """Return Theorem 3 in this setting."""
     return FedAvgClaim(
         schedule_of(s),
         learning_rate=s.local.optimizer.lr,

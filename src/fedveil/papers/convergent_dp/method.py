@@ -1,11 +1,12 @@
 """Noisy-FedAvg and Noisy-FedProx: clipped SGD steps bound an upload, and noise is added in shares.
 
-A client's K steps on gradients of norm at most V cannot go further than C_t, so uploads are clipped by construction.
+The K steps of a client on gradients of norm at most V move the model by at most C_t, so uploads are bounded by construction.
 
 The published claim (Theorem 3) bounds the last model by a value that stays finite as T grows; it fails for constant and cyclic
 rates (docs/privacy.md). What is proven instead composes the rounds; training is the same in both variants.
 
-The penalty pulls each step back, so that K steps go at most V / alpha far: for large alpha the sensitivity stops growing with K.
+The penalty of Noisy-FedProx pulls each step back, so that K steps move at most V / alpha: for large alpha, the sensitivity stops
+growing with K.
 The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 does (docs/privacy.md).
 """
 
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 
 UNIT_NOTE = "the paper's neighbours differ in one sample, which its client covers"
-"""What stands beside the claims: Definition 1 speaks of a sample, and the proofs let all gradients of its client differ."""
+"""A note on the claims: Definition 1 is about a sample, but the proofs let all gradients of its client differ."""
 
 
 def batch_clip(s: Setting) -> float:
-    """V; an error where it is not set, or where the optimiser could go further than the clipped gradient says."""
+    """Return V. Raises ConfigError if it is not set, or if the optimiser can move further than the clipped gradient."""
     if s.local.batch_clip is None or s.local.steps is None:
         raise ConfigError(
             "Noisy-FedAvg and Noisy-FedProx take K steps with clipped gradients: set training.batch_clip and training.local_steps"
@@ -54,23 +55,23 @@ def batch_clip(s: Setting) -> float:
 
 
 def schedule_of(s: Setting) -> StepRates:
-    """The schedule of learning rates by the name that the theorems use."""
+    """Return the name of the learning rate schedule in the theorems."""
     return StepRates(s.local.schedule.replace("-", "_"))
 
 
 def trajectory(s: Setting, proximal: float = 0.0) -> NDArray[np.float64]:
-    """C_t for each round (one number where the rate does not depend on the round): how far K clipped steps can go."""
+    """Return C_t, the largest movement of K clipped steps, per round (one value if the rate does not depend on the round)."""
     batch_clip(s)
     return reach(s.local, s.rounds, proximal)
 
 
 def upload_std(s: Setting, bounds: NDArray[np.float64]) -> float:
-    """sigma of one upload: z is relative to C_0 and to what the run's view sees."""
+    """Return sigma of one upload: z is relative to C_0 and to the noise that the run's view sees."""
     return s.z * float(bounds[0]) / math.sqrt(s.sharers_to(s.scope.view)) if s.z else 0.0
 
 
 class AlongTrajectory(MethodConfig):
-    """K clipped SGD steps, whose reach is the clip of an upload; noise on each upload; the mean, projected where asked."""
+    """K clipped SGD steps, whose largest movement is the clip of an upload; noise on each upload; the (projected) mean."""
 
     if TYPE_CHECKING:
         sigma: float | None
@@ -83,7 +84,7 @@ class AlongTrajectory(MethodConfig):
         return 0.0
 
     def calibrate(self, s: Setting) -> Setting:
-        """Noise from sigma, or for the configured epsilon by composition (final view: by the bound on the last model)."""
+        """Take the noise from sigma, or calibrate it to epsilon by composition (final view: by the bound on the last model)."""
         batch_clip(s)
         if self.project_to is not None and s.server != OptimizerSpec(lr=1.0):
             raise ConfigError(
@@ -101,20 +102,20 @@ class AlongTrajectory(MethodConfig):
         return replace(s, noise_multiplier=self.sigma / unit)
 
     def release(self, s: Setting) -> Trajectory:
-        """Each round's clip is the longest way that K clipped steps can go."""
+        """Return plans whose clip is the largest movement of K clipped steps."""
         bounds = trajectory(s, self.pull)
         return Trajectory(bounds, upload_std(s, bounds))
 
     def server(self, s: Setting) -> SumServer:
-        """The plain mean, projected where asked."""
+        """Return the plain mean, projected if configured."""
         return Mean() if self.project_to is None else Projected(self.project_to, self.assumed_smoothness)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """mu_t = f C_t / (sigma sqrt(noises in the sum that this view does not know)), over the rounds a client may be in."""
+        """Return mu_t = f C_t / (sigma sqrt(noise shares unknown to this view)) for the rounds that a client can be in."""
         bounds = trajectory(s, self.pull)
         if s.z == 0:
             return [Unbounded("no noise is added (noise_multiplier = 0)")]
-        unknown = s.sharers_to(View.AGGREGATE if view is View.FINAL else view)  # as if all models were seen
+        unknown = s.sharers_to(View.AGGREGATE if view is View.FINAL else view)  # priced as if all models were visible
         mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(unknown))
         if len(bounds) == 1:
             return [Gaussian(float(mus[0]), s.participations)]
@@ -122,11 +123,11 @@ class AlongTrajectory(MethodConfig):
         return [Gaussian(float(np.linalg.norm(largest)))]
 
     def clip_norm(self, s: Setting) -> float | None:
-        """The largest bound on an update, that of the first round."""
+        """Return the largest bound on an update, that of the first round."""
         return float(trajectory(s, self.pull)[0])
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """The noise of the others is in every sum."""
+        """Return the assumption that every sum contains the noise of the other clients."""
         if s.scope.view is View.SERVER:
             return ()
         known = f"those of the {s.colluders} who collude" if s.colluders else "the one that a fellow client knows as its own"
@@ -142,12 +143,12 @@ class NoisyFedAvg(AlongTrajectory):
     V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
 
     Args:
-        variant: published or proven; they train alike and differ in what is quoted.
+        variant: published or proven; they train alike and differ in the stated guarantee.
         sigma: noise std of each upload, as the paper states it; None calibrates it from the privacy section.
         smoothness: L of the losses, which Theorem 3 needs and no network has; not stated in the paper.
         scale: c of Theorem 3 (b) and z of (d).
-        project_to: D; each round's global model is projected on the ball of this diameter around the origin, which bounds what
-            the last model alone tells (final view). Not in the paper.
+        project_to: D; each round's global model is projected onto the ball of this diameter around the origin, which bounds the
+            privacy loss of the last model alone (final view). Not in the paper.
         assumed_smoothness: L that the bound on the last model may assume; None for the bound that assumes nothing.
     """
 
@@ -160,7 +161,7 @@ class NoisyFedAvg(AlongTrajectory):
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Theorem 3 as printed."""
+        """Return Theorem 3 as printed."""
         if s.z == 0:
             return None
         mu = FedAvgClaim(
@@ -190,7 +191,7 @@ class NoisyFedProx(AlongTrajectory):
     V is `training.batch_clip`, K is `training.local_steps`.
 
     Args:
-        variant: published or proven; they train alike and differ in what is quoted.
+        variant: published or proven; they train alike and differ in the stated guarantee.
         proximal: alpha of the penalty alpha/2 ||w_i - w||^2.
         sigma: noise std of each upload, as the paper states it; None calibrates it from the privacy section.
         smoothness: L of the losses; Theorem 4 speaks only of alpha > L. Not stated in the paper.
@@ -214,7 +215,7 @@ class NoisyFedProx(AlongTrajectory):
         return Plain(Proximal(self.proximal))
 
     def claim(self, s: Setting) -> Claim | None:
-        """Theorem 4 as printed, where its condition alpha > L holds."""
+        """Return Theorem 4 as printed, if its condition alpha > L holds."""
         if s.z == 0 or self.proximal <= self.smoothness:
             return None
         mu = claim_fedprox(

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 Form = Literal["repo", "paper"]
 _OFFSET = 0.1
-"""Added to the representation in the public code, so that nothing is divided by zero."""
+"""Added to the representation in the public code, to avoid division by zero."""
 _SOTERIA_REASON = (
     "Soteria adds no noise: all but some columns of one layer's gradient leave as they are, and raw data choose the columns"
 )
 
 
 class Soteria(Defence):
-    """Columns of the last fully connected layer's gradient are set to zero, those of the most telling representations.
+    """Prune columns of the last linear layer's gradient, those of the most revealing representations.
 
-    r is that layer's input, of one example; the sensitivity of r_j is the norm of its derivative by the example.
+    r is that layer's input for one example; the sensitivity of r_j is the norm of its derivative with respect to the example.
 
     Args:
         form: `repo`, columns with sensitivity / (r_j + 0.1) below its quantile, compared as absolute values: meant for r >= 0.
             `paper`, the columns with the largest |r_j| / sensitivity. Both sums run over the batch.
         pruning_rate: share of the columns; 0.01 and 0.6 in the public code, by network.
-        weighting: clients count by their number of examples, or all the same.
+        weighting: weight clients by their number of examples, or equally.
     """
 
     name: Literal["soteria"] = "soteria"
@@ -54,7 +54,7 @@ class Soteria(Defence):
         return super().calibrate(s)
 
     def release(self, s: Setting) -> Release:
-        """Columns that stayed at zero are not sent."""
+        """Send the update without the columns that stayed zero."""
         return Unproven(("representations",), self.reason, sent_columns)
 
     def client(self, s: Setting) -> Client:
@@ -63,7 +63,7 @@ class Soteria(Defence):
 
 
 def sent_columns(s: Setting, seen: Released, update: Tensor) -> Plan:
-    """Everything is sent but the columns of the last matrix that are zero."""
+    """Return the sent coordinates: all except columns of the last matrix that are zero."""
     import torch
 
     layer, sent = last_matrix(s.layout), torch.ones_like(update, dtype=torch.bool)
@@ -92,10 +92,10 @@ class PrunedColumns(Plain):
 
 
 def columns(r: Tensor, sensitivity: Tensor, *, form: Form, rate: float) -> Tensor:
-    """The columns that are not sent, as bool [features].
+    """Return the columns that are not sent, as bool [features].
 
     Args:
-        r, sensitivity: representation and norm of its derivative by the example, [n, features]. rate: in [0, 1).
+        r, sensitivity: representation and norm of its derivative with respect to the example, [n, features]. rate: in [0, 1).
 
     Source: Sun et al. 2021, Section 4; `repo` as its public code.
     """
@@ -104,21 +104,21 @@ def columns(r: Tensor, sensitivity: Tensor, *, form: Form, rate: float) -> Tenso
     if form == "repo":
         score = (sensitivity / (r + _OFFSET)).sum(0)
         return score.abs() < quantile(score, rate)
-    worth = (r.abs() / sensitivity).nan_to_num(0.0).sum(0)  # 0 / 0: a dead unit tells nothing
+    worth = (r.abs() / sensitivity).nan_to_num(0.0).sum(0)  # 0 / 0: a dead unit reveals nothing
     chosen = torch.zeros_like(worth, dtype=torch.bool)
     chosen[worth.topk(int(rate * len(worth))).indices] = True
     return chosen
 
 
 def sensitivities(model: FlatModel, weight: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Input of the layer with that weight, and the norm of its derivative by each example, both [n, features]."""
+    """Return the input of that layer and the norm of its derivative with respect to each example, both [n, features]."""
     import torch
 
     seen: list[Tensor] = []
     layer = model.module.get_submodule(weight.rpartition(".")[0])
     hook = layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     x = x.detach().clone().requires_grad_(True)
-    model.eval()  # no statistics of these examples, no dropout
+    model.eval()  # neither batch statistics nor dropout
     try:
         model.module(x)
     finally:
@@ -132,7 +132,7 @@ def sensitivities(model: FlatModel, weight: str, x: Tensor) -> tuple[Tensor, Ten
 
 
 _STEP = 1e-4
-"""Learning rate at which candidates are tried."""
+"""Learning rate of the trial steps."""
 _CENSOR_REASON = (
     "CENSOR adds no noise of known size: the norm of each layer's gradient leaves, and the gradient itself where no candidate "
     "lowers the loss, and after the first rounds"
@@ -140,15 +140,15 @@ _CENSOR_REASON = (
 
 
 class Censor(Defence):
-    """Each layer's gradient is replaced by a random direction orthogonal to it, of the same norm: the best of some trials.
+    """Replace each layer's gradient by the best of some random directions that are orthogonal to it and have its norm.
 
     Args:
         form: `repo`, the public code: the projection is divided by the gradient's norm once instead of twice, so candidates are
             orthogonal only to gradients of norm 1; and the raw gradient is sent where no candidate lowers the loss. `paper`,
             orthogonal, and the best candidate is always sent.
         trials: candidates, each of which costs a forward pass.
-        rounds: how many of the first rounds are defended. The public code defends ten epochs of one gradient each.
-        weighting: clients count by their number of examples, or all the same.
+        rounds: number of defended rounds, the first ones. The public code defends ten epochs of one gradient each.
+        weighting: weight clients by their number of examples, or equally.
     """
 
     name: Literal["censor"] = "censor"
@@ -161,7 +161,7 @@ class Censor(Defence):
     rounds: int = Field(10, ge=0)
 
     def release(self, s: Setting) -> Release:
-        """The upload leaves as training made it."""
+        """Send the upload as training made it."""
         return Unproven(("gradients", "losses"), self.reason, as_trained)
 
     def client(self, s: Setting) -> Client:
@@ -186,7 +186,7 @@ class Orthogonal(Plain):
         return loss
 
     def replace(self, local: Local, x: Tensor, y: Tensor) -> None:
-        """Put the candidate with the least loss into the gradient; `repo` keeps the gradient where none is below the loss now."""
+        """Replace the gradient by the candidate with the least loss; `repo` keeps it if no candidate lowers the loss."""
         import torch
 
         model = local.model
@@ -212,7 +212,7 @@ class Orthogonal(Plain):
 
 
 def candidate(gradient: Sequence[Tensor], directions: torch.Generator, form: Form) -> Tensor:
-    """A random vector [d] with the gradient's norm in each layer, orthogonal to it there.
+    """Return a random vector [d] that in each layer has the gradient's norm and is orthogonal to it.
 
     In the form `repo` the part along a gradient g of random unit r is r.g (1 / |g| - 1) instead of 0, and NaN where g is 0.
 
@@ -235,5 +235,5 @@ def candidate(gradient: Sequence[Tensor], directions: torch.Generator, form: For
 
 
 def _secret_seed(local: Local) -> int:
-    """A seed from the run's own noise, so that directions are as secret as noise is: who knows them undoes the projection."""
+    """Return a seed from the run's noise, so that directions are as secret as noise: they would allow to undo the projection."""
     return int.from_bytes(local.noise(2).cpu().numpy().tobytes(), "little") % 2**62

@@ -1,4 +1,4 @@
-"""FedANC's controller: an LSTM of 64 units and a linear layer, 18,050 parameters in one flat vector; functions of plain state."""
+"""FedANC's controller: an LSTM of 64 units and a linear layer, 18,050 parameters in one flat vector, as pure functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYOUT = Layout.of(
         "bias_out": (2,),
     }
 )
-"""As torch.nn.LSTM(4, 64) and torch.nn.Linear(64, 2) order theirs."""
+"""Shapes of the parameters in the order of torch.nn.LSTM(4, 64) and torch.nn.Linear(64, 2)."""
 
 BETA = (0.3, 0.7)
 """Range of the noise scale in pre-training (FedANC, Eq. 7)."""
@@ -34,11 +34,11 @@ _SEQUENCE, _BATCH = 5, 64
 
 @dataclass(frozen=True)
 class Controller:
-    """What stays fixed of a controller.
+    """The fixed settings of a controller.
 
     Args:
         gamma_min, gamma_max: range of the share of coordinates. lr: Adam's rate, in pre-training and in the run.
-        steps: of pre-training. dropout: on the hidden state, in pre-training; off in the run. seed: of the first weights.
+        steps: of pre-training. dropout: of the hidden state in pre-training; off in the run. seed: of the initial weights.
     """
 
     gamma_min: float = 0.1
@@ -49,7 +49,7 @@ class Controller:
     seed: int = 0
 
     def start(self) -> State:
-        """A pre-trained controller with empty memory: weights, Adam's moments, hidden and cell state, last outputs."""
+        """Return a pre-trained controller with empty memory: weights, Adam's moments, hidden and cell state, last outputs."""
         import torch
 
         weights = _pretrained(self).clone()
@@ -64,7 +64,7 @@ class Controller:
         }
 
     def act(self, state: State, norm: float, loss: float) -> tuple[float, float]:
-        """(beta, gamma) for the input [norm, loss, last beta, last gamma]; changes nothing."""
+        """Return (beta, gamma) for the input [norm, loss, last beta, last gamma], without changing the state."""
         import torch
 
         with torch.no_grad():
@@ -72,7 +72,7 @@ class Controller:
         return float(beta), float(gamma)
 
     def learn(self, state: State, norm: float, loss: float, objective: Callable[[Tensor, Tensor], Tensor]) -> State:
-        """The state after one Adam step on `objective(beta, gamma)` and after the memory moved on by this input.
+        """Return the state after one Adam step on `objective(beta, gamma)`, with the memory advanced by this input.
 
         The gradient goes through this step of the LSTM only (truncated to length one).
         """
@@ -89,7 +89,7 @@ class Controller:
     def outputs(
         self, weights: Tensor, x: Tensor, hidden: Tensor, cell: Tensor, keep: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """beta [n], gamma [n], hidden and cell [n, 64] from inputs x [n, 4] (FedANC, Eq. 5); `keep` is dropout's mask."""
+        """Return beta [n], gamma [n], hidden and cell [n, 64] from inputs x [n, 4] (FedANC, Eq. 5); `keep` is dropout's mask."""
         import torch
         from torch.nn import functional as F
 
@@ -113,9 +113,9 @@ def _adam(w: Tensor, gradient: Tensor, first: Tensor, second: Tensor, t: int, lr
 
 @lru_cache(maxsize=16)
 def _pretrained(c: Controller) -> Tensor:
-    """Weights after pre-training on synthetic feedback (FedANC, Eqs. 6 to 8), from sequences of 5 inputs.
+    """Return weights after pre-training on synthetic feedback (FedANC, Eqs. 6 to 8), from sequences of 5 inputs.
 
-    The targets are drawn independently of the inputs, so what can be learned is their mean.
+    The targets are independent of the inputs, so the controller can learn only their mean.
     """
     import torch
 
@@ -142,9 +142,9 @@ def _pretrained(c: Controller) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Rank [d] of each value (not negative, compared as float32), 0 for the largest; of equals, the first comes first.
+    """Return the rank [d] of each non-negative value (as float32), 0 for the largest; ties are in order of position.
 
-    Such floats sort as their bits do; with the index in the lower half, whole numbers are sorted, several times faster.
+    Non-negative floats sort like their bits. Sorting integers with the index in the lower half is several times faster.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""FedANC: an LSTM on each client sets the amount of noise and the share of coordinates that get it.
+"""FedANC: an LSTM on each client sets the amount of noise and the share of noised coordinates.
 
-Published: the noise goes to the largest coordinates of each raw gradient, the others stay bare, and the local model that mixes
-both is uploaded, so nothing can be proven. Proven: support, noise and share are fixed before the round from what was released;
-the update is restricted, clipped and noised once. Sparsity then lowers the noise at unchanged cost.
+Published: the largest coordinates of each raw gradient get noise, the others get none, and the resulting local model is uploaded,
+so nothing can be proven. Proven: support, noise and share are computed from releases before the round; the update is restricted,
+clipped and noised once. Sparsity then lowers the noise at unchanged cost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def claimed_epsilon(beta: float, gamma: float, dimension: int, delta: float) -> float:
-    """sqrt(2 gamma d ln(1.25 / delta)) / beta: the claim for one step; its sensitivity C sqrt(gamma d) is not the sensitivity.
+    """Return sqrt(2 gamma d ln(1.25 / delta)) / beta, the claim for one step, which assumes a wrong sensitivity C sqrt(gamma d).
 
     Args:
         beta: noise std / clip, > 0. gamma: share of coordinates noised, in (0, 1]. dimension: d. delta: in (0, 1).
@@ -42,9 +42,9 @@ def claimed_epsilon(beta: float, gamma: float, dimension: int, delta: float) -> 
 
 
 def release_mu(beta: float, rounds: int = 1, adjacency: Adjacency = Adjacency.REPLACE_ONE, *, aggregated: int = 1) -> float:
-    """The true mu of `rounds` uploads noised once with std beta C on a support fixed beforehand: f sqrt(T / n) / beta.
+    """Return the true mu of `rounds` uploads noised once with std beta C on a support fixed beforehand: f sqrt(T / n) / beta.
 
-    Sparsity does not enter: the clipped update has norm at most C on any support. It lowers the norm of the noise instead.
+    Sparsity does not matter: the clipped update has norm at most C on any support. It lowers the norm of the noise.
 
     Args:
         beta: noise std / clip, > 0. rounds: T >= 0. adjacency: f = 2 (replace-one) or 1 (zero-out).
@@ -55,21 +55,21 @@ def release_mu(beta: float, rounds: int = 1, adjacency: Adjacency = Adjacency.RE
 
 
 class FedANCOptions(TwoVariants):
-    """A learned controller sets the amount of noise and the share of coordinates that get it.
+    """A learned controller sets the amount of noise and the share of noised coordinates.
 
-    epsilon_target of the published variant is `privacy.epsilon`.
+    The paper's epsilon_target is `privacy.epsilon` of the published variant.
 
     Args:
         variant: published or proven.
-        clip: C; published, bound on each gradient; proven, on the whole update. Not stated in the paper.
+        clip: C, bound on each gradient (published) or on the whole update (proven). Not stated in the paper.
         gamma_min, gamma_max: range of the share of coordinates.
         budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
         controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
-        controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
-        beta, gamma: published; constants in place of the controller's outputs, as a static baseline has them. Not in the paper.
+        controller_seed: public seed of the controller's initial weights and of the proven variant's exploration.
+        beta, gamma: published; constants that replace the controller's outputs, for a static baseline. Not in the paper.
         width: published; of the sigmoid through which gamma gets a gradient from the mask. Not stated in the paper.
-        exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
-        pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
+        exploration: proven; share of the support that is random; the rest follows the last movement of the global model.
+        pace: proven; a round spends between 1 / pace and pace times an even share of the remaining budget, the last one all.
     """
 
     proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma_min": 0.8}
@@ -90,18 +90,18 @@ class FedANCOptions(TwoVariants):
 
     @property
     def constant(self) -> tuple[float, float] | None:
-        """Beta and gamma where they are constants."""
+        """Beta and gamma if they are constants."""
         return None if self.beta is None or self.gamma is None else (self.beta, self.gamma)
 
     @property
     def controller(self) -> Controller:
-        """The controller that each client starts with."""
+        """The initial controller of each client."""
         c = self.controller_lr, self.pretraining_steps, self.dropout, self.controller_seed
         return Controller(self.gamma_min, self.gamma_max, *c)
 
 
 REFERENCE = sum(BETA) / 2
-"""The controller's beta that spends an even share of what is left of the budget."""
+"""The controller's beta that spends an even share of the remaining budget."""
 
 
 # --- proven ------------------------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ REFERENCE = sum(BETA) / 2
 class Budgeted(Policy):
     """Proven policy: the controller reads released values and public loss; its beta decides how fast the budget is spent.
 
-    With B = T (f / z)^2 the budget in mu^2, a round costs mu^2 = (left of B / rounds left) (b_ref / b)^2, kept within `pace`; the
-    last round costs what is left, so a client that is in every round spends B exactly. Poisson-sampled sums admit no filter
-    for varying noise, so there mu = f / z always, and the controller sets only the share of coordinates.
+    B = T (f / z)^2 is the budget in mu^2. A round costs mu^2 = (remaining B / remaining rounds) (b_ref / b)^2, limited by `pace`;
+    the last round costs the remainder, so a client that is in every round spends exactly B. For Poisson-sampled sums there is no
+    filter for varying noise; then mu = f / z in every round, and the controller sets only the share of coordinates.
     """
 
     method: FedANCOptions
@@ -125,7 +125,7 @@ class Budgeted(Policy):
     )
 
     def start(self, s: Setting) -> State:
-        """A pre-trained controller that has seen nothing."""
+        """Return the state with a pre-trained controller and empty memory."""
         return self.method.controller.start() | {"norm": 0.0, "spent": 0.0, "rounds": 0, "releaser": 0, "beta": 0.0}
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
@@ -139,7 +139,7 @@ class Budgeted(Policy):
         return Plan(clip=method.clip, noise_std=std, support=chosen, place="sum" if sum_noise(s) else "upload")
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """One step of the controller on `tradeoff`, then remember what left."""
+        """Take one step of the controller on `tradeoff`, then store the release."""
         method, layout = self.method, s.layout
         norm = float(debiased_norms(left, layout).norm())
         k = layout.dimension if left.support is None else int(left.support.sum())
@@ -164,7 +164,7 @@ class Budgeted(Policy):
         }
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Noise std / clip and share of coordinates of the last release; the controller's own beta; mu^2 spent."""
+        """Return noise std / clip and share of coordinates of the last release, the controller's beta, and spent mu^2."""
         return {"beta": state["beta"], "gamma": state["gamma"], "controller_beta": state["b"], "mu2_spent": state["spent"]}
 
     def _mu(self, s: Setting, b: float, round: int, state: State) -> float:
@@ -177,11 +177,11 @@ class Budgeted(Policy):
         left = max(s.participations * even**2 - state["spent"], 0.0)
         rounds = min(s.rounds - round, s.participations - (0 if sum_noise(s) else state["rounds"]))
         pace = min(max((REFERENCE / b) ** 2, 1 / method.pace), method.pace) if rounds > 1 else 1.0
-        most = 0.9 * left if rounds > 1 else left  # something must be left for the rounds to come
+        most = 0.9 * left if rounds > 1 else left  # the remaining rounds need a budget, too
         return math.sqrt(min(left / max(rounds, 1) * pace, most))
 
     def _support(self, movement: Tensor | None, k: int, seen: Released, releaser: int) -> Tensor:
-        """The k coordinates to send [d]: those that the global model moved most, and some at random."""
+        """Return a mask [d] of k coordinates: those that moved most in the global model, and random ones."""
         import torch
 
         from fedveil.release.noise import Randomness
@@ -197,9 +197,9 @@ class Budgeted(Policy):
 
 
 def captured(movement: Tensor | None, gamma: float) -> tuple[float, float]:
-    """Share of the squared movement in its largest `gamma` d coordinates, and the slope of that share in gamma.
+    """Return the share of the squared movement in its largest `gamma` d coordinates, and the derivative of that share by gamma.
 
-    Without any movement it is taken to be flat: (gamma, 1).
+    Without movement the result is (gamma, 1), as for a uniform movement.
     """
     squares = None if movement is None else movement.square().sort(descending=True).values.double()
     if squares is None or not float(squares.sum()):
@@ -210,10 +210,10 @@ def captured(movement: Tensor | None, gamma: float) -> tuple[float, float]:
 
 
 def tradeoff(b: Tensor, gamma: Tensor, *, weight: float, noise: float, captured: tuple[float, float]) -> Tensor:
-    """log of the relative squared error of a release + weight (cost / even share - 1)^2.
+    """Return log of the relative squared error of a release + weight (cost / even share - 1)^2.
 
-    The error is what the support leaves out, 1 - captured(gamma), and the noise, `noise` b^2 gamma. `captured` is linear about
-    the present gamma. Stands in for the prediction loss, whose gradient is private.
+    The error is the missing movement, 1 - captured(gamma), plus the noise, `noise` b^2 gamma; `captured` is linearised at the
+    present gamma. It replaces the prediction loss, whose gradient is private.
     """
     share, slope = captured
     left_out = (1 - share - slope * (gamma - gamma.detach())).clamp_min(1e-6)
@@ -229,7 +229,8 @@ class SparseNoise(Remembering):
 
     The prediction loss of the next batch reaches beta through the step that beta noised,
     d loss / d beta = <gradient, -eta C M xi>, and gamma through the straight-through slope of M. Exact for plain SGD; for other
-    optimisers the step's dependence on the gradient is taken to be eta. The last batch of a round teaches the budget only.
+    optimisers the derivative of the step by the gradient is assumed to be eta. After the last batch of a round, only the budget
+    term trains the controller.
     """
 
     method: FedANCOptions
@@ -272,17 +273,17 @@ class SparseNoise(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The coordinates that got noise at least once; the others are not sent."""
+        """Return the update on the coordinates that got noise at least once; the others are not sent."""
         self._learn(local, None)
         update: Tensor = (local.model.vector - local.start) * local.scratch["mask"]
         return update
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Last outputs, and the paper's epsilon of the last step."""
+        """Return the last outputs, and the paper's epsilon of the last step."""
         return {"beta": state["b"], "gamma": state["gamma"], "claimed_epsilon": state["claimed"]}
 
     def _learn(self, local: Local, gradient: Tensor | None) -> None:
-        """The lesson of the previous step, now that the gradient after it is known."""
+        """Train the controller on the previous step, whose effect the present gradient shows."""
         if "lesson" not in local.scratch:
             return
         feedback, by_beta, by_gamma = local.scratch.pop("lesson")
@@ -300,7 +301,7 @@ class SparseNoise(Remembering):
         by: tuple[Tensor, Tensor],
         claim: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """One step of the controller."""
+        """Take one step of the controller."""
         slopes = (0.0, 0.0) if gradient is None else (float(gradient @ by[0]), float(gradient @ by[1]))
 
         def objective(beta: Tensor, gamma: Tensor) -> Tensor:
@@ -311,7 +312,7 @@ class SparseNoise(Remembering):
 
 
 def estimate(beta: Tensor, gamma: Tensor, *, dimension: int, delta: float) -> Tensor:
-    """The paper's epsilon of a step, sqrt(2 gamma d ln(1.25 / delta)) / beta (Eq. 10), as a tensor."""
+    """Return the paper's epsilon of a step, sqrt(2 gamma d ln(1.25 / delta)) / beta (Eq. 10), as a tensor."""
     return (2 * dimension * math.log(1.25 / delta) * gamma).sqrt() / beta
 
 
@@ -337,7 +338,7 @@ class FedANC(FedANCOptions):
         self._target(s)
 
     def release(self, s: Setting) -> Release:
-        """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
+        """Proven: support, noise and share from releases. Published: the upload as training made it."""
         return Budgeted(self) if self.variant == "proven" else Unproven(("gradients", "losses"), self.unproven, what_is_not_zero)
 
     def client(self, s: Setting) -> Client:
@@ -349,7 +350,7 @@ class FedANC(FedANCOptions):
         return CoverageMean()
 
     def claim(self, s: Setting) -> Claim | None:
-        """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""
+        """Return Theorem 2 for one step, with constants or the outputs at which pre-training aims."""
         if self.variant == "proven":
             return None
         beta, gamma = self.constant or (sum(BETA) / 2, (self.gamma_min + self.gamma_max) / 2)
@@ -359,7 +360,7 @@ class FedANC(FedANCOptions):
         return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "FedANC, Theorem 2", note)
 
     def _target(self, s: Setting) -> float:
-        """What the published controller is steered towards; 0 where there is none."""
+        """Return the target epsilon of the published controller; 0 if there is none."""
         if self.constant is None:
             return paper_epsilon(s, self.name)
         if s.epsilon is not None:
@@ -367,5 +368,5 @@ class FedANC(FedANCOptions):
         return 0.0
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """What the controller reads."""
+        """Return the assumption about the data that the controller reads."""
         return reads_public_split(s) if self.variant == "proven" else ()

@@ -1,9 +1,9 @@
-"""FedGLP-ADP's claimed epsilon and what holds, its baselines' claims, and the accountant of Opacus that they used.
+"""FedGLP-ADP's claimed epsilon, the valid bound, the claims of its baselines, and the accountant of Opacus that they used.
 
 BLUR+LUS and the paper's form of FedDPA count T releases of a round's sum by the Renyi accountant (`opacus_accountant`).
 
-n clients each clip layer l to C_l (sum C_l^2 = C^2) and add noise of variance L sigma^2 C_l^2 / n to it; L layers, sigma the
-noise multiplier. All bounds are mu over T rounds, provided that clips and masks do not depend on raw data.
+Each of n clients clips layer l to C_l (sum C_l^2 = C^2) and adds noise of variance L sigma^2 C_l^2 / n to it, for L layers and
+the noise multiplier sigma. All bounds are mu over T rounds, if clips and masks do not depend on raw data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *map(float, r
 
 
 def opacus_epsilon(noise_multiplier: float, steps: float, delta: float, *, rate: float = 1.0) -> float:
-    """The epsilon of so many Poisson-sampled Gaussian releases.
+    """Return the epsilon of `steps` Poisson-sampled Gaussian releases.
 
     Args:
         noise_multiplier: noise std / sensitivity, > 0. steps: releases, >= 0; Opacus takes fractions. delta: in (0, 1).
@@ -36,7 +36,7 @@ def opacus_epsilon(noise_multiplier: float, steps: float, delta: float, *, rate:
 
 @lru_cache(maxsize=256)
 def opacus_noise_multiplier(epsilon: float, steps: float, delta: float, *, rate: float = 1.0) -> float:
-    """The smallest noise multiplier whose `opacus_epsilon` is at most epsilon, to a relative 1e-9."""
+    """Return the smallest noise multiplier whose `opacus_epsilon` is at most epsilon, to a relative 1e-9."""
     positive("epsilon", epsilon)
     low, high = 1e-3, 1.0
     while opacus_epsilon(high, steps, delta, rate=rate) > epsilon:
@@ -48,12 +48,12 @@ def opacus_noise_multiplier(epsilon: float, steps: float, delta: float, *, rate:
 
 
 def record_steps(batch: int, examples: int, rounds: int, epochs: float, client_rate: float = 1.0) -> tuple[float, float]:
-    """(sampling rate, steps) that DynamicPFL hands to its accountant: those of one DP-SGD run over all clients' records.
+    """Return (sampling rate, steps) that DynamicPFL gives to its accountant: those of one DP-SGD run over all clients' records.
 
-    q = batch / sum n_i * client_rate; steps = client_rate T E sum n_i / batch. Yet no record is clipped or noised by itself.
+    q = batch / sum n_i * client_rate; steps = client_rate T E sum n_i / batch. Yet no record is clipped.
 
     Args:
-        batch: examples a batch. examples: sum n_i, of all clients. rounds: T. epochs: E. client_rate: share of clients a round.
+        batch: examples per batch. examples: sum n_i over all clients. rounds: T. epochs: E. client_rate: of clients per round.
 
     Source: xiyuanyang45/DynamicPFL, utils.py, compute_noise_multiplier.
     """
@@ -73,17 +73,17 @@ def fedaddp_noise(epsilon: float, rounds: int, delta: float) -> float:
 
 
 def fedsmp_noise_multiplier(epsilon: float, rounds: int, delta: float, rate: float) -> float:
-    """sigma^2 = 7 q^2 T (epsilon + 2 ln(1/delta)) / epsilon^2, which Fed-SMP states to be enough.
+    """sigma^2 = 7 q^2 T (epsilon + 2 ln(1/delta)) / epsilon^2, which is sufficient according to Fed-SMP.
 
     Args:
-        rate: q, share of clients a round, drawn without replacement.
+        rate: q, share of clients per round, drawn without replacement.
     """
     room = positive("epsilon", epsilon) + 2 * math.log(1 / open_probability("delta", delta))
     return probability("rate", rate) * math.sqrt(7 * at_least("rounds", rounds, 1) * room) / epsilon
 
 
 def fedsmp_epsilon(noise_multiplier: float, rounds: int, delta: float, rate: float) -> float:
-    """The epsilon of which `fedsmp_noise_multiplier` is sigma: the positive root of epsilon^2 - a (epsilon + 2 ln(1/delta))."""
+    """Invert `fedsmp_noise_multiplier`: the positive root of epsilon^2 - a (epsilon + 2 ln(1/delta))."""
     a = 7 * probability("rate", rate) ** 2 * at_least("rounds", rounds, 0) / positive("noise_multiplier", noise_multiplier) ** 2
     return (a + math.sqrt(a * a + 8 * a * math.log(1 / open_probability("delta", delta)))) / 2
 
@@ -103,7 +103,7 @@ def claimed_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float
 
 
 def claimed_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float:
-    """The sigma whose `claimed_epsilon` is epsilon.
+    """Return the sigma whose `claimed_epsilon` is epsilon.
 
     Args:
         epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
@@ -116,7 +116,7 @@ def claimed_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float
 
 
 def accountant_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float:
-    """The epsilon of T Gaussian releases by the accountant that the paper used: a sharper conversion than Theorem 1's.
+    """Return the epsilon of T Gaussian releases by the accountant that the paper used, which is sharper than Theorem 1.
 
     It reproduces the beta of the paper's Table 3 to two digits, which Theorem 1 does not.
 
@@ -127,7 +127,7 @@ def accountant_epsilon(noise_multiplier: float, rounds: int, delta: float) -> fl
 
 
 def accountant_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float:
-    """The smallest sigma whose `accountant_epsilon` is at most epsilon, to a relative 1e-9.
+    """Return the smallest sigma whose `accountant_epsilon` is at most epsilon, to a relative 1e-9.
 
     Args:
         epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
@@ -136,7 +136,7 @@ def accountant_noise_multiplier(epsilon: float, rounds: int, delta: float) -> fl
 
 
 def uplink_bits(parameters: int, beta: float, round: int, rounds: int) -> float:
-    """Bits that one client sends in round t of T: 32 bits a shared coordinate and 1 bit of mask a coordinate.
+    """Return the bits that one client sends in round t of T: 32 per shared coordinate, and 1 bit of mask per coordinate.
 
     Args:
         parameters: M. beta: personalisation threshold, in [0, 1]. round: t in 0..T. rounds: T >= 1.
@@ -147,7 +147,7 @@ def uplink_bits(parameters: int, beta: float, round: int, rounds: int) -> float:
 
 
 def upload_mu(noise_multiplier: float, clients: int, rounds: int = 1, adjacency: Adjacency = _ZERO) -> float:
-    """mu of one client's own uploads, seen one by one: f sqrt(n T) / sigma; f = 1 (zero-out) or 2 (replace-one).
+    """Return mu of one client's uploads, each visible: f sqrt(n T) / sigma; f = 1 (zero-out) or 2 (replace-one).
 
     Each layer contributes (C_l / std_l)^2 = n / (L sigma^2), so the L layers sum to n / sigma^2 a round.
 

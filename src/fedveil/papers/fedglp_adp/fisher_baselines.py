@@ -1,11 +1,11 @@
 """Baselines of FedGLP-ADP with personal coordinates by Fisher information: FedDPA and FedADDP.
 
-As its program has it, everything is uploaded under dense noise: nothing of the masks shows, and what fails is only the noise,
-sized for records that are never clipped by themselves. As its text has it, only shared coordinates are sent and noised: then the
-mask decides what is noised, and nothing can be proven. The proven variant sends zeros for personal coordinates under dense noise.
+FedDPA, by its program: everything is uploaded under dense noise, which hides the masks; only the size of the noise is wrong: it
+is computed for single records, which are never clipped. By its text: only shared coordinates are sent and noised, so the mask
+decides which coordinates have noise, and nothing can be proven. Proven: personal coordinates are sent as zeros under dense noise.
 
-Published: range and centre are raw values of the client, and the noise counts tensors where it should count coordinates. Proven:
-the range is taken of the released global model and the centre is that model; updates in units of it are clipped and noised.
+FedADDP, published: range and centre are raw values of the client, and the noise counts tensors where it should count coordinates.
+Proven: range and centre are those of the released global model; updates in units of this range are clipped and noised.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = 2**24
-"""Numbers of per-example gradients that are held at once."""
+"""The most entries of per-example gradients in memory at once."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A client's coordinates [d]: `personal`, the merged model `first` that training starts from, and what either loss trains."""
+    """The mask `personal` [d], the merged model `first` [d] from which training starts, and the coordinates of each loss."""
 
     personal: Tensor
     first: Tensor
@@ -65,10 +65,10 @@ class Split:
 
 
 def fisher_split(local: Local, s: Setting, threshold: float, *, skip_zeros: bool) -> Split:
-    """Personal where the scaled Fisher information of the client's last model on its data exceeds the threshold.
+    """Make a coordinate personal if the scaled Fisher information of the client's last model exceeds the threshold.
 
     Args:
-        skip_zeros: as the two programs do, which find either part by what is not zero: a weight of exactly zero is not trained.
+        skip_zeros: do not train weights that are exactly zero, as in both programs, which find each part by its non-zeros.
     """
     import torch
 
@@ -87,7 +87,7 @@ def fisher_split(local: Local, s: Setting, threshold: float, *, skip_zeros: bool
 
 
 def fisher(local: Local, s: Setting) -> Tensor:
-    """The mean over the client's examples of the squared gradient [d] of each one's loss at the present model, by coordinate."""
+    """Return the mean over the client's examples of the squared gradient [d] of the loss at the present model."""
     import torch
 
     from fedveil.gradients.per_example import per_example_gradients
@@ -105,7 +105,7 @@ def fisher(local: Local, s: Setting) -> Tensor:
 
 
 def _summed_squares(block: Block) -> Tensor:
-    """The sum over the examples of their squared gradients [k]; outer products are never multiplied out."""
+    """Return the sum over the examples of their squared gradients [k], without forming outer products."""
     from fedveil.gradients.gradient_blocks import Products
 
     if isinstance(block, Products):
@@ -114,7 +114,7 @@ def _summed_squares(block: Block) -> Tensor:
 
 
 def scaled(values: Tensor, layout: Layout) -> Tensor:
-    """Each tensor's values [d] from 0 to 1; 0 where they are all the same (the programs divide 0 by 0 there)."""
+    """Scale the values [d] of each tensor to [0, 1]; a constant tensor becomes 0 (the programs divide 0 by 0)."""
     import torch
 
     low = torch.stack([part.min() for part in layout.split(values)])
@@ -123,20 +123,20 @@ def scaled(values: Tensor, layout: Layout) -> Tensor:
 
 
 def pull(moved: Tensor, layout: Layout) -> Tensor:
-    """The gradient [d] of the sum of the layers' norms of `moved` [d]; 0 where a layer has not moved."""
+    """Return the gradient [d] of the sum of the layers' norms of `moved` [d]; 0 for a layer that has not moved."""
     return moved / layout.expand(layout.norms(moved).clamp_min(1e-30))
 
 
 def pull_to(moved: Tensor, layout: Layout, length: float) -> Tensor:
-    """The gradient [d] of | sum of the layers' norms of `moved` - length |."""
+    """Return the gradient [d] of | sum of the layers' norms of `moved` - length |."""
     return pull(moved, layout) * (layout.norms(moved).sum() - length).sign()
 
 
 def check_split(s: Setting, name: str) -> None:
-    """An error for weight decay, which would move both parts in either step, and for a loss that no example has alone.
+    """Refuse weight decay, which would move both parts in each step, and losses that are not means over examples.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError: the message says what to change.
     """
     if not s.task.by_example:
         raise ConfigError(
@@ -151,16 +151,16 @@ _REASON = "which coordinates are sent and noised follows the Fisher information 
 
 
 class FedDPA(MethodConfig):
-    """Dynamic Fisher personalisation with an adaptive constraint on what is shared.
+    """Dynamic Fisher personalisation with an adaptive constraint on the shared part.
 
     Args:
         variant: published or proven.
-        source: published; `repo` uploads everything under dense noise, as the authors' program does, `paper` shared coordinates.
+        source: published; `repo` uploads everything under dense noise, as the authors' program; `paper` only shared coordinates.
         clip: C, L2 bound on an update.
         threshold: tau, scaled Fisher information from which a coordinate is personal.
-        lambda1, lambda2: weights of the pull of personal coordinates to where they were, and of the update's length to C.
-        accountant: published; what the noise is computed for: `records`, one DP-SGD run over all records (the program), or
-            `rounds`, the T releases of a client (the text). None is that of the source.
+        lambda1, lambda2: weights of the pull of personal coordinates to their earlier values, and of the update's length to C.
+        accountant: published; the noise is computed for one DP-SGD run over all records (`records`, the program) or for the T
+            releases of a client (`rounds`, the text). None stands for that of `source`.
         sigma: published; noise std of the sum / clip, instead of privacy.epsilon and an accountant.
     """
 
@@ -177,7 +177,7 @@ class FedDPA(MethodConfig):
 
     @property
     def weighting(self) -> Weighting:
-        """The published mean weighs by sizes; the proven one cannot gain by a sum if it does."""
+        """Weight clients by size (published) or equally (proven), since a weighted sum gets no credit for its noise."""
         return "examples" if self.variant == "published" else "uniform"
 
     @property
@@ -196,7 +196,7 @@ class FedDPA(MethodConfig):
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
-        """Clip and dense noise in every round; as the text has it, the upload leaves as training made it."""
+        """Clip and dense noise in every round; for `paper`, the upload as training made it."""
         return (
             Fixed(gaussian_plan(s, self.clip))
             if self.hides_mask
@@ -207,11 +207,11 @@ class FedDPA(MethodConfig):
         return TwoPasses(self, s)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """(f / z)^2 a round for each upload; nothing where the mask decides what is noised."""
+        """Return (f / z)^2 per round for each upload; nothing if the mask decides which coordinates are noised."""
         return gaussian_releases(s, view) if self.hides_mask else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
-        """User level for the sum, by either accountant."""
+        """The claim at user level for the sum, by the chosen accountant."""
         if self.variant == "proven":
             return None
         rate, steps = self._counted(s)
@@ -222,7 +222,7 @@ class FedDPA(MethodConfig):
         return ("each client's number of examples is public",) if self.variant == "published" else ()
 
     def _counted(self, s: Setting) -> tuple[float, float]:
-        """(sampling rate, steps) of the accountant; local steps that are fixed count as the epochs that they come to."""
+        """Return (sampling rate, steps) for the accountant; a fixed number of local steps is converted to epochs."""
         if (self.accountant or ("records" if self.source == "repo" else "rounds")) == "rounds":
             return s.rate, float(s.rounds)
         batch, records = s.local.batch_size, s.known_records
@@ -262,7 +262,7 @@ class TwoPasses(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The update; without personal coordinates but for the program, noised here where the door cannot know which to noise."""
+        """Return the update. For `paper` personal coordinates are left out and noise is added here, as the door has no mask."""
         split: Split = local.scratch["split"]
         local.state.update(personal=local.model.vector.clone(), share=float(split.personal.float().mean()))
         update = local.model.vector - local.start
@@ -272,7 +272,7 @@ class TwoPasses(Remembering):
         return update if self.method.hides_mask else self._noised(local, update, ~split.personal)
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """The client's model as its last training left it, as the program measures it."""
+        """Return the client's model after its last training, which the program measures."""
         own: Tensor = state.get("personal", model)
         return own
 
@@ -290,16 +290,16 @@ class TwoPasses(Remembering):
 
 
 class FedADDP(TwoVariants):
-    """Fisher personalisation with noise of each coordinate's own size.
+    """Fisher personalisation with a noise level for each coordinate.
 
     Args:
         variant: published or proven.
         beta: a coordinate may move by q = beta/2 |w|, and its noise is proportional to 2 q.
         threshold: tau, scaled Fisher information from which a coordinate is personal.
-        lambda1, lambda2: weights of the pulls of the personal step to the global model, and of the update's length to sum ||2q||.
-        sigma: published; sigma_0, instead of the paper's formula from privacy.epsilon.
+        lambda1, lambda2: weights of the pull of the personal step to the global model, and of the update's length to sum ||2q||.
+        sigma: published; sigma_0, which replaces the paper's formula from privacy.epsilon.
         clip: proven; L2 bound on an update in units of the range (whose root mean square over all coordinates is 1).
-        floor: proven; least |w| that counts, as a part of the model's root mean square: a weight of zero could never move.
+        floor: proven; smallest |w| used, relative to the model's root mean square: otherwise a weight of zero could never move.
     """
 
     name: Literal["fed-addp"] = "fed-addp"
@@ -314,7 +314,7 @@ class FedADDP(TwoVariants):
     floor: float = Field(0.1, gt=0, le=1)
 
     def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: sigma_0, which stays apart from what the door knows."""
+        """Proven: noise for the configured epsilon. Published: sigma_0, which the door does not use."""
         check_split(s, self.name)
         return super().calibrate(s)
 
@@ -335,11 +335,11 @@ class FedADDP(TwoVariants):
         return RangedNoise(self, s, sigma_0(self, s) if self.variant == "published" else None)
 
     def server(self, s: Setting) -> SumServer:
-        """The mean; proven: out of units of the range again."""
+        """The mean; proven: converted back from units of the range."""
         return InUnits(self.floor) if self.variant == "proven" else Mean()
 
     def claim(self, s: Setting) -> Claim | None:
-        """Of each client's own uploads; the program has a formula from epsilon to sigma_0 only."""
+        """The claim for each client's uploads; the program only has a formula from epsilon to sigma_0."""
         if self.variant == "proven" or s.epsilon is None:
             return None
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
@@ -347,18 +347,18 @@ class FedADDP(TwoVariants):
 
 
 def sigma_0(method: FedADDP, s: Setting) -> float:
-    """Noise std / (sqrt(M) 2 q), M the number of tensors."""
+    """Return sigma_0 = noise std / (sqrt(M) 2 q), M the number of tensors."""
     return method.sigma if method.sigma is not None else fedaddp_noise(s.epsilon or 0.0, s.rounds, s.delta)
 
 
 def magnitude(weights: Tensor, floor: float) -> Tensor:
-    """|w|, at least `floor` of its root mean square (or 1, for a model of zeros)."""
+    """Return |w|, at least `floor` times its root mean square (1 for a model of zeros)."""
     mean_square = weights.square().mean().sqrt()
     return weights.abs().clamp_min(floor * mean_square.where(mean_square > 0, mean_square + 1))
 
 
 def unit(weights: Tensor, floor: float) -> Tensor:
-    """What one unit of a released update stands for [d]: proportional to the range of each coordinate, root mean square 1."""
+    """Return the unit of each coordinate of a released update [d]: proportional to its range, with root mean square 1."""
     size = magnitude(weights, floor)
     return size / size.square().mean().sqrt()
 
@@ -375,7 +375,7 @@ class InUnits(SumServer):
 
 @dataclass(frozen=True)
 class RangedNoise(Remembering):
-    """Per batch a step of the personal coordinates, then one of the shared; at the end what may move by q, and its noise.
+    """Per batch a step of the personal coordinates, then one of the shared; at the end a movement of at most q, and its noise.
 
     `sigma` is sigma_0 in the published variant, else None.
     """
@@ -386,7 +386,7 @@ class RangedNoise(Remembering):
     columns = (MASK_SHARE,)
 
     def begin(self, local: Local) -> None:
-        """The split; the length that the update is pulled to is that of the last round's ranges."""
+        """Compute the split; the update's length is pulled to that of the last round's ranges."""
         split = fisher_split(local, self.setting, self.method.threshold, skip_zeros=self.sigma is not None)
         local.scratch.update(split=split, last=split.first)
         if self.sigma is None:
@@ -395,7 +395,7 @@ class RangedNoise(Remembering):
             local.scratch["length"] = local.state.get("length", 0.0)
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Both steps; the weights before them and the gradients of them make the range."""
+        """Take both steps; their gradients and the weights before them determine the range."""
         split: Split = local.scratch["split"]
         model, layout = local.model, local.model.layout
         before = model.vector.clone()
@@ -411,7 +411,7 @@ class RangedNoise(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """What leaves. The client keeps its own model as it is."""
+        """Return the update to release. The client's own model stays unchanged."""
         split: Split = local.scratch["split"]
         trained = local.model.vector.clone()
         local.state.update(personal=trained, share=float(split.personal.float().mean()))
@@ -422,7 +422,7 @@ class RangedNoise(Remembering):
         return moved / unit(local.start, self.method.floor)
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """The client's own model as its last training left it."""
+        """Return the client's own model after its last training."""
         own: Tensor = state.get("personal", model)
         return own
 
@@ -430,7 +430,7 @@ class RangedNoise(Remembering):
         return {"mask_share": state["share"]} if "share" in state else {}
 
     def _published(self, local: Local, split: Split, trained: Tensor, sigma: float) -> Tensor:
-        """w_0 - q <= w <= w_0 + q, noise std sqrt(M) sigma_0 2q, relative to the global model."""
+        """Clamp w_0 - q <= w <= w_0 + q and add noise of std sqrt(M) sigma_0 2q, relative to the global model."""
         layout = local.model.layout
         reach: Tensor = self.method.beta / 2 * local.scratch["last"].abs()
         std = math.sqrt(len(layout)) * sigma * 2 * reach
@@ -441,5 +441,5 @@ class RangedNoise(Remembering):
 
     @staticmethod
     def _length(reach: Tensor, local: Local) -> float:
-        """sum_l ||2 q_l||."""
+        """Return sum_l ||2 q_l||."""
         return float(local.model.layout.norms(2 * reach).sum())

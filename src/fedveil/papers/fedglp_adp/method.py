@@ -1,8 +1,8 @@
-"""FedGLP-ADP: personal coordinates chosen by their noisy movement, per-layer clip weights that follow trends.
+"""FedGLP-ADP: personal coordinates chosen by their noisy movement, and clip weights that follow the trend of each layer.
 
-Published: the clip weights follow raw norms, and the noise of one upload protects only a sum. Proven: the weights follow
-debiased norms of what was released. Server view: masks too, from the client's own noisy uploads. Aggregate view: one weight
-vector, dense noise on the sum; masks are private, since a contribution with zeros in it still has norm at most C.
+Published: the clip weights follow raw norms, and the noise of one upload protects only a sum. Proven: the weights follow debiased
+norms of releases. In the server view, masks come from the client's noisy uploads too. In the aggregate view there is one weight
+vector and dense noise on the sum; masks stay private, since a contribution with some zeros still has norm at most C.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class FedGLPOptions(MethodConfig):
         lambda2: weight of the pull of the shared update's norm towards C. Not stated in the paper; FedDPA's value.
         clipping: `layers`, weighted clips per layer and noise for each (ACNDP, Eqs. 13 to 16); `flat`, one clip C and noise
             sigma C / sqrt(n): DP-FedAvg + GLP, the middle row of the paper's Table 5.
-        layers: what counts as a layer l, and L as their number: one of the `network` (weight and bias together: 4 in a CNN of two
-            convolutions and two full layers), as the paper counts, or each of its `tensors` (8). None is `network` in the
-            published variant; the proven one is by tensors always, as the door clips.
+        layers: the meaning of a layer l, of which there are L: a layer of the `network` (weight and bias together: 4 in a CNN of
+            two convolutions and two full layers), as in the paper, or each of its `tensors` (8). None is `network` in the
+            published variant; the proven one always uses tensors, as the door clips them.
         gamma: step of the log-odds of the clip weights; 0 keeps them at the layers' shares of the parameters.
         beta0: personal share of each layer at sigma = sigma0. slope: a of beta = beta0 exp(a (sigma - sigma0)); 0 fixes beta.
         sigma0: reference noise multiplier; None is that of epsilon = 6 in the same run.
         growth: p, share of a layer that becomes personal in each round; None is beta / T. Not stated in the paper.
-        max_beta: beta above this counts as this. Not in the paper, whose beta can pass 1.
-        max_log_odds: log-odds stay within plus and minus this, so that every clip stays positive. Not in the paper.
-        personal_model: what a client uses and is measured by: its model as its last local training left it, or the newest
-            global model with its personal coordinates in it. Not stated in the paper, whose figures fit only the first.
+        max_beta: larger values of beta are replaced by this. Not in the paper, whose beta can pass 1.
+        max_log_odds: largest absolute log-odds, so that every clip stays positive. Not in the paper.
+        personal_model: the model that a client uses and evaluates: its model after its last local training, or the newest global
+            model with its personal coordinates. Not stated in the paper, whose figures fit the first only.
         accountant: published; sigma by the accountant that the paper used, or by its Theorem 1.
         allocation: proven; noise proportional to the clips as in the paper, or with the least total energy at the same cost.
     """
@@ -97,12 +97,12 @@ BETA = Column("beta", "Most that a layer may keep personal", "coordinates", shar
 
 
 def owners(layout: Layout) -> list[str]:
-    """For each tensor, the layer of the network that it belongs to: its name without the last part."""
+    """Return the layer of the network of each tensor: its name without the last part."""
     return [name.rpartition(".")[0] or name for name in layout.names]
 
 
 def network_layers(layout: Layout) -> Layout:
-    """The same vector cut into layers of the network: tensors of one module that lie side by side are one layer."""
+    """Return a layout of the same vector by layers of the network: adjacent tensors of one module form a layer."""
     pairs = groupby(zip(owners(layout), layout.sizes, strict=True), key=lambda pair: pair[0])
     return Layout.of({owner: (sum(size for _, size in tensors),) for owner, tensors in pairs})
 
@@ -111,7 +111,7 @@ def network_layers(layout: Layout) -> Layout:
 
 
 def start_log_odds(layout: Layout, bound: float) -> Tensor:
-    """h_l = logit of the layer's share of the parameters, within plus and minus `bound` [L]."""
+    """Return h_l = logit of the layer's share of the parameters, within plus and minus `bound` [L]."""
     import torch
 
     share = torch.tensor([n / layout.dimension for n in layout.sizes], dtype=torch.float64)
@@ -119,7 +119,7 @@ def start_log_odds(layout: Layout, bound: float) -> Tensor:
 
 
 def next_log_odds(log_odds: Tensor, norms: Tensor, before: Tensor | None, gamma: float, bound: float) -> Tensor:
-    """h_l + gamma where the layer's norm grew since the last round, else h_l - gamma; unchanged after the first round."""
+    """Return h_l + gamma if the layer's norm grew since the last round, else h_l - gamma; unchanged after the first round."""
     if before is None:
         return log_odds
     direction = (norms > before).to(log_odds.dtype) * 2 - 1
@@ -127,7 +127,7 @@ def next_log_odds(log_odds: Tensor, norms: Tensor, before: Tensor | None, gamma:
 
 
 def clip_weights(log_odds: Tensor) -> Tensor:
-    """tw_l = sigmoid(h_l) / sum_j sigmoid(h_j), float32 [L]."""
+    """Return tw_l = sigmoid(h_l) / sum_j sigmoid(h_j), float32 [L]."""
     import torch
 
     return torch.softmax(torch.nn.functional.logsigmoid(log_odds), 0).float()
@@ -135,14 +135,14 @@ def clip_weights(log_odds: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ClipWeights(Policy):
-    """Proven policy: C_l^2 = C^2 tw_l with weights, and in the server view masks, made from what was released."""
+    """Proven policy: C_l^2 = C^2 tw_l, with weights (and in the server view masks) computed from releases."""
 
     method: FedGLPOptions
     beta: float
     columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True, public=True))
 
     def start(self, s: Setting) -> State:
-        """Log-odds of the layers' shares; nothing personal."""
+        """Return log-odds of the layers' shares, without personal coordinates."""
         import torch
 
         layout = s.layout
@@ -159,7 +159,7 @@ class ClipWeights(Policy):
         return replace(plan, support=support)
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """Algorithm 1 on debiased norms; the coordinates that moved most become personal."""
+        """Apply Algorithm 1 to debiased norms; the coordinates that moved most become personal."""
         norms = debiased_norms(left, s.layout)
         h = next_log_odds(state["log_odds"], norms, state.get("norms"), self.method.gamma, self.method.max_log_odds)
         rounds, mask = state["rounds"] + 1, state["mask"]
@@ -168,19 +168,19 @@ class ClipWeights(Policy):
         return {"log_odds": h, "norms": norms, "mask": mask, "rounds": rounds}
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """beta, and the weights of the next round."""
+        """Return beta and the weights of the next round."""
         return {"beta": self.beta, "clip_weights": clip_weights(state["log_odds"]).tolist()}
 
 
 def share_after(method: FedGLPOptions, s: Setting, beta: float, rounds: int) -> float:
-    """Personal share of each layer after that many rounds: p a round, never above beta."""
+    """Return the personal share of each layer after that many rounds: p per round, at most beta."""
     return min(beta, (method.growth if method.growth is not None else beta / s.rounds) * rounds)
 
 
 def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:
-    """`mask` [d] with the largest of the other coordinates by `size` [d] added, until it holds `share` of each layer.
+    """Return `mask` [d] with the largest other coordinates by `size` [d] added, until it covers `share` of each layer.
 
-    A layer that already holds that share stays as it is; the number of coordinates is rounded down.
+    A layer that already has that share is unchanged; the number of coordinates is rounded down.
     """
     new = mask.clone()
     for part, values, n in zip(layout.split(new), layout.split(size), layout.sizes, strict=True):
@@ -195,7 +195,7 @@ def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class TwoLosses(Remembering):
-    """Per batch: a step of the personal weights, then, with these, a step of the shared ones (Algorithm 2, lines 6 and 7).
+    """Per batch: a step of the personal weights, then, with their new values, of the shared ones (Algorithm 2, lines 6 and 7).
 
     `sigma` is the paper's noise multiplier in the published variant, else None. With DP-SGD both parts follow one noisy
     gradient, since a second gradient would be a second release.
@@ -222,7 +222,7 @@ class TwoLosses(Remembering):
         local.scratch.update(first=local.model.vector.clone(), shared=~mask, has_personal=bool(mask.any()))
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Personal part, then shared part; returns the cross-entropy that the last of them saw."""
+        """Step the personal part, then the shared part; return the cross-entropy before the last step."""
         mask, shared = local.state["mask"], local.scratch["shared"]
         if self.setting.example_clip is not None:
             loss = local.gradient(local, x, y)
@@ -239,7 +239,7 @@ class TwoLosses(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The shared update; published: clipped, noised, and the source of the next mask."""
+        """Return the shared update; published: clipped, noised, and used for the next mask."""
         state, layout = local.state, local.model.layout
         update: Tensor = (local.model.vector - local.scratch["first"]) * local.scratch["shared"]
         state["personal"] = local.model.vector.clone()
@@ -252,14 +252,14 @@ class TwoLosses(Remembering):
         return update
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """The global model with this client's personal coordinates in it (Eq. 7), or what its last training gave."""
+        """Return the global model with this client's personal coordinates (Eq. 7), or its model after its last training."""
         if "personal" not in state:
             return model
         own: Tensor = state["personal"]
         return own if self.method.personal_model == "trained" else own.where(state["mask"], model)
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Share of personal coordinates; published: beta and clips, which the door does not see, and bits sent."""
+        """Return the share of personal coordinates; published: also beta and clips, unknown to the door, and sent bits."""
         row: dict[str, float | list[float]] = {"mask_share": float(state["mask"].float().mean())}
         if self.sigma is not None:
             row |= {"beta": self.beta, "layer_clip": state["clips"].tolist(), "clip": self.method.clip}
@@ -267,22 +267,22 @@ class TwoLosses(Remembering):
         return row
 
     def _pull(self, local: Local, mask: Tensor) -> Tensor:
-        """Gradient of lambda1/2 ||v - v^t||_2 (Eq. 9)."""
+        """Return the gradient of lambda1/2 ||v - v^t||_2 (Eq. 9)."""
         moved: Tensor = (local.model.vector - local.scratch["first"]) * mask
         return moved.mul_(self.method.lambda1 / 2 / moved.norm().clamp_min(1e-30))
 
     def _pull_to_clip(self, local: Local, shared: Tensor) -> Tensor:
-        """Gradient of lambda2/2 | ||u - u^t||_2 - C | (Eq. 10)."""
+        """Return the gradient of lambda2/2 | ||u - u^t||_2 - C | (Eq. 10)."""
         moved: Tensor = (local.model.vector - local.scratch["first"]) * shared
         norm = moved.norm()
         return moved.mul_((norm - self.method.clip).sign() * self.method.lambda2 / 2 / norm.clamp_min(1e-30))
 
     def _layers(self, layout: Layout) -> Layout:
-        """The layers that have a clip, noise and a personal share of their own."""
+        """Return the layers, each with its own clip, noise and personal share."""
         return network_layers(layout) if self.sigma is not None and self.method.layers != "tensors" else layout
 
     def _noised(self, local: Local, update: Tensor, sigma: float) -> Tensor:
-        """Eqs. 13 to 16, with the weights that earlier rounds left; then Algorithm 1 on the raw norms."""
+        """Apply Eqs. 13 to 16 with the present weights, then Algorithm 1 to the raw norms."""
         import torch
 
         from fedveil.release.sealed import clipped
@@ -306,7 +306,7 @@ class TwoLosses(Remembering):
 
 
 def _by_tensor(per_layer: Tensor, layers: Layout, layout: Layout) -> Tensor:
-    """Numbers of layers of the network [L] for each tensor of a layer, for the history."""
+    """Repeat values of network layers [L] for each tensor of the layer, for the history."""
     if len(layers) == len(layout):
         return per_layer
     found: Tensor = per_layer[[layers.names.index(owner) for owner in owners(layout)]]
@@ -314,7 +314,7 @@ def _by_tensor(per_layer: Tensor, layers: Layout, layout: Layout) -> Tensor:
 
 
 def descend_part(local: Local, where: Tensor, part: str) -> None:
-    """One optimiser step on the coordinates `where` [d] only; each part keeps its optimiser through the round."""
+    """Take one optimiser step on the coordinates `where` [d] only; each part has an optimiser for the whole round."""
     local.model.grad.mul_(where)
     optimizers = local.scratch.setdefault("optimizers", {})
     local.optimizer = optimizers.get(part)
@@ -345,7 +345,7 @@ class FedGLPADP(FedGLPOptions):
         return s
 
     def release(self, s: Setting) -> Release:
-        """Proven: clip weights from released norms. Published: the upload leaves as training made it."""
+        """Proven: clip weights from released norms. Published: the upload as training made it."""
         if self.variant == "published":
             return Unproven(("layer norms of earlier rounds",), _REASON, what_is_not_zero)
         return ClipWeights(self, personal_share(self, s))
@@ -356,15 +356,15 @@ class FedGLPADP(FedGLPOptions):
         return TwoLosses(self, s, personal_share(self, s), noise)
 
     def server(self, s: Setting) -> CoverageMean:
-        """Eq. 12: per coordinate, the mean over the clients that share it; a sum was divided by the planned n already."""
+        """Eq. 12: per coordinate, the mean over the clients that share it; a sum is already divided by the planned n."""
         return CoverageMean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the weights: the release itself asks for calibrated noise."""
+        """sum_l (f C_l / sigma_l)^2 = (f / z)^2 per round, for all weights: the release itself asks for calibrated noise."""
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
-        """User level, for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""
+        """The claim at user level for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""
         if self.variant == "proven" or sigma(self, s) == 0:
             return None
         formula = fedglp.accountant_epsilon if self.accountant == "opacus" else fedglp.claimed_epsilon

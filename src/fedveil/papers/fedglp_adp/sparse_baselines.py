@@ -1,12 +1,11 @@
 """Baselines of FedGLP-ADP that send shorter or fewer updates: Fed-SMP and BLUR+LUS.
 
-The uploads are released one by one, so in the server view a release has the noise multiplier sigma / sqrt(n).
+Each upload is released, so in the server view a release has the noise multiplier sigma / sqrt(n). The published and the proven
+variants train alike and differ in the size of their noise.
 
-The mask is common and public, drawn before anybody trains, so that clip and noise act in few dimensions at unchanged sensitivity.
-The published and the proven variant train alike and differ in how their noise is sized.
+Fed-SMP: the mask is common and public, chosen before training, so clip and noise act in few dimensions at the same sensitivity.
 
-Which values a client drops is its own secret: the clipped rest leaves under dense noise, so nothing of the choice shows. The
-published and the proven variant train alike and differ in how their noise is sized.
+BLUR+LUS: each client privately chooses the values that it drops; the clipped rest has dense noise, which hides the choice.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ if TYPE_CHECKING:
 
 
 SUMS = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
-"""What such papers speak of: clients, and the sum of a round."""
+"""The scope of such claims: clients, and the sum of a round."""
 
 
 def published_noise(s: Setting, name: str, given: float | None, formula: Callable[[float], float]) -> Setting:
-    """The setting with the noise multiplier of one upload: from sigma as given, or by the paper's formula from privacy.epsilon.
+    """Return the setting with the noise multiplier of one upload: from sigma, or by the paper's formula from privacy.epsilon.
 
-    What is claimed is no target that a budget could hold, so the setting keeps no epsilon.
+    A claim is no target that a budget could enforce, so the result has no epsilon.
 
     Raises:
-        ConfigError: noise on the sum, DP-SGD, or sigma and epsilon at once.
+        ConfigError: the noise is on the sum, the clients run DP-SGD, or both sigma and epsilon are set.
     """
     refuse_dp_sgd(s, name)
     if sum_noise(s):
@@ -70,12 +69,12 @@ def published_noise(s: Setting, name: str, given: float | None, formula: Callabl
 
 
 def sigma_of(s: Setting) -> float:
-    """The paper's sigma: noise std of the sum / clip when all n clients add their shares."""
+    """Return the paper's sigma: noise std of the sum / clip if all n clients add their shares."""
     return s.z if sum_noise(s) else s.z * math.sqrt(s.cohort)
 
 
 def summed_claim(s: Setting, formula: Callable[[float], float], source: str) -> Claim | None:
-    """The paper's claim about sums, by its formula from sigma."""
+    """Return the paper's claim about sums, by its formula from sigma."""
     if not s.z:
         return None
     note = f"sigma = {sigma_of(s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
@@ -83,14 +82,14 @@ def summed_claim(s: Setting, formula: Callable[[float], float], source: str) -> 
 
 
 class FedSMP(MethodConfig):
-    """DP-FedAvg of a few coordinates, the same for all clients of a round.
+    """DP-FedAvg on a few coordinates, the same for all clients of a round.
 
     Args:
         variant: published or proven; they train alike. Published: noise for the sum of a round, in shares on each upload.
-        clip: C, L2 bound on what is kept of an update, after its scale.
+        clip: C, L2 bound on the sent part of an update, after its scale.
         share: k / d, share of coordinates that are sent.
         mask: `random` coordinates, scaled by d / k so that their mean is that of all; those that a few steps of the server on the
-            `public` split move most, as in the paper; or, without public data, those that the global model `moved` most last.
+            `public` split move most, as in the paper; or, without public data, those that the last global step `moved` most.
         mask_seed: public seed of the random mask.
         public_steps: tau, steps on the public split before each round, with the clients' batches and optimiser.
         sigma: published; noise std of the sum / clip; None is the paper's formula from privacy.epsilon.
@@ -110,7 +109,7 @@ class FedSMP(MethodConfig):
     sigma: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     def calibrate(self, s: Setting) -> Setting:
-        """Published: the paper's sigma for the sum. Proven: noise for the configured epsilon, in the run's view."""
+        """Published: the paper's sigma for the sum. Proven: noise for the configured epsilon in the run's view."""
         if self.mask == "public" and not s.public_split:
             raise ConfigError(
                 "method.mask = 'public' sends what training on public examples moves most, and no examples are public: set "
@@ -130,17 +129,17 @@ class FedSMP(MethodConfig):
         return Scaled(scale=self.scale(s))
 
     def claim(self, s: Setting) -> Claim | None:
-        """User level, for the sum."""
+        """The claim at user level for the sum."""
         if self.variant == "proven":
             return None
         return summed_claim(s, partial(fedsmp_epsilon, rounds=s.rounds, delta=s.delta, rate=s.rate), "Fed-SMP, sufficient sigma")
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """What the mask reads."""
+        """Return the assumption about the data that the mask reads."""
         return reads_public_split(s) if self.mask == "public" else ()
 
     def kept(self, s: Setting) -> int:
-        """k, coordinates sent."""
+        """k, the number of sent coordinates."""
         return max(1, round(self.share * s.layout.dimension))
 
     def scale(self, s: Setting) -> float:
@@ -165,7 +164,7 @@ class DrawnMask(Schedule):
 
 @dataclass(frozen=True)
 class PublicMask(Policy):
-    """The k coordinates that training on the public split moves most; random where a plan is priced without a run."""
+    """The k coordinates that training on the public split moves most; random if a plan is priced without a run."""
 
     method: FedSMP
 
@@ -181,7 +180,7 @@ class PublicMask(Policy):
 
 @dataclass(frozen=True)
 class MovedMask(Policy):
-    """The k coordinates that the global model moved most; random before it has moved."""
+    """The k coordinates that moved most in the global model; random before its first step."""
 
     method: FedSMP
 
@@ -192,7 +191,7 @@ class MovedMask(Policy):
 
 
 def masked(method: FedSMP, s: Setting, score: Tensor) -> Plan:
-    """Clip, noise, and the k coordinates with the largest score [d]."""
+    """Plan clip and noise on the k coordinates with the largest score [d]."""
     import torch
 
     support = torch.zeros_like(score, dtype=torch.bool)
@@ -202,7 +201,7 @@ def masked(method: FedSMP, s: Setting, score: Tensor) -> Plan:
 
 @dataclass(frozen=True)
 class Scaled(Plain):
-    """Plain local training; the update leaves scaled, before the clip."""
+    """Plain local training; the update is scaled before the clip."""
 
     scale: float = 1.0
 
@@ -215,7 +214,7 @@ class BlurLus(MethodConfig):
 
     Args:
         variant: published or proven; they train alike. Published: noise for the sum of a round, in shares on each upload.
-        clip: S, L2 bound on an update, and the length from which BLUR pulls.
+        clip: S, L2 bound on an update, and the length above which BLUR pulls.
         blur: lambda of BLUR's penalty lambda/2 max(0, ||w_i - w||^2 - S^2); 0 for none.
         drop: share of each layer's values that LUS sets to zero; 0 for none.
         score: what LUS ranks by: the `effect` |update * gradient| on the local loss at the trained model, or the `size`.
@@ -250,7 +249,7 @@ class BlurLus(MethodConfig):
         return ShortAndSparse(self)
 
     def claim(self, s: Setting) -> Claim | None:
-        """User level, for the sum of all uploads."""
+        """The claim at user level for the sum of all uploads."""
         if self.variant == "proven":
             return None
         return summed_claim(s, partial(opacus_epsilon, steps=s.rounds, delta=s.delta, rate=s.rate), "BLUR+LUS, Renyi accountant")
@@ -266,7 +265,7 @@ class ShortAndSparse:
         """Start from the global model."""
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient of the penalty is lambda (w_i - w) where the update is longer than S."""
+        """Add the gradient of the penalty, lambda (w_i - w) if the update is longer than S."""
         loss = local.gradient(local, x, y)
         moved = local.model.vector - local.start
         local.model.grad.add_(moved * (moved.norm() > self.method.clip), alpha=self.method.blur)
@@ -274,7 +273,7 @@ class ShortAndSparse:
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The update without the lowest share of each layer."""
+        """Return the update without the share of lowest score in each layer."""
         update = local.model.vector - local.start
         if not self.method.drop or not local.examples:
             return update
@@ -284,7 +283,7 @@ class ShortAndSparse:
         return update
 
     def _gradient(self, local: Local) -> Tensor:
-        """The mean gradient [d] over all of the client's examples at the trained model."""
+        """Return the mean gradient [d] over all of the client's examples at the trained model."""
         import torch
 
         assert local.data is not None

@@ -1,7 +1,7 @@
 """AdapLDP (Yue et al. 2025): noise scaled by how far a client moved, and uploads turned towards the last global model.
 
-Published: the scaler is a raw norm that decides the noise and leaves in the clear, so nothing is proven. Proven: the scaler is
-computed from what was released, and the rounds that it makes cheaper leave more for later ones.
+Published: the scaler is a raw norm that determines the noise and is sent in the clear, so nothing is proven. Proven: the scaler
+is computed from releases, and the budget that it saves in a round is available later.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 SMALLEST, LARGEST = 0.001, 10.0
-"""The scaler that the code begins with, and the largest that the proven form takes."""
+"""The initial scaler of the code, and the largest scaler of the proven variant."""
 _LOCAL_EPOCHS = 1
-"""K of the code's scaler, which counts one local epoch."""
+"""K in the scaler of the code, which counts one local epoch."""
 _UNCLIPPED = 1e12
 
 
 class ScalingOptions(Protocol):
-    """The parameters of AdapLDP that its training reads."""
+    """The options of AdapLDP that local training uses."""
 
     @property
     def source(self) -> str: ...
@@ -54,13 +54,13 @@ class ScalingOptions(Protocol):
 
 @dataclass(frozen=True)
 class Scalers(Policy):
-    """Published policy: the server standardises the scalers of all clients and sends each its own, and the last global step."""
+    """Published policy: the server standardises all scalers, and sends each client its scaler and the last global step."""
 
     clients: int
     reason: str
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """Nothing is clipped or noised at the door; the scaler leaves as it is."""
+        """Return a plan without clip and noise; the scaler is released unprotected."""
         values = seen.server.get("scalers", [SMALLEST] * self.clients)
         center = sum(values) / len(values)
         last = seen.model if seen.previous is None else seen.previous
@@ -68,7 +68,7 @@ class Scalers(Policy):
         return UnprovenPlan(reason=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
-        """(c - mean) / (std + 1e-5) over all clients, those of this round with their new values."""
+        """Compute (c - mean) / (std + 1e-5) over all clients, with the new values of this round."""
         values = list(state.get("scalers", [SMALLEST] * self.clients))
         for upload in uploads:
             values[upload.client] = float(upload.extras["scaler"])
@@ -82,7 +82,7 @@ class Scaling(Remembering):
     """Published objective: clipped steps, noise by the scaler c = 0.6 |c - mean c| + 0.4 ||w - w_i|| / (K eta), and the turn.
 
     Args:
-        epsilon, delta: of one round. reach: Delta where it is that of LaDP-FL, or None for the code's 2 eta G / n_i.
+        epsilon, delta: of one round. reach: Delta of LaDP-FL, or None for the code's 2 eta G / n_i.
     """
 
     method: ScalingOptions
@@ -91,13 +91,13 @@ class Scaling(Remembering):
     reach: float | None = None
 
     def begin(self, local: Local) -> None:
-        """The rate goes on falling where the client's last round left it."""
+        """Continue with the learning rate at the end of the client's last round."""
         local.optimizer = local.spec.optimizer.build()
         local.scratch["rate"] = local.state.get("rate", local.spec.optimizer.lr)
         local.scratch["first_rate"] = local.scratch["rate"]
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """A clipped gradient step."""
+        """Take a clipped gradient step."""
         loss = local.gradient(local, x, y)
         assert local.optimizer is not None
         if self.reach is None:
@@ -110,7 +110,7 @@ class Scaling(Remembering):
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The noisy and turned weights, as a difference; the scaler goes beside them."""
+        """Return the noisy, turned weights as an update, with the scaler as an extra."""
         assert local.plan is not None
         public, state, m = local.plan.broadcast, local.state, self.method
         update = local.model.vector - local.start
@@ -139,7 +139,7 @@ class Scaling(Remembering):
 
 
 def laplace(normal: Tensor) -> Tensor:
-    """Laplace noise of scale 1 from standard normals: -sign(z) ln(2 Phi(-|z|))."""
+    """Return Laplace noise of scale 1 from standard normals: -sign(z) ln(2 Phi(-|z|))."""
     import math
 
     import torch
@@ -155,7 +155,7 @@ def turned(
     """`sent` (1 + alpha cos theta), theta = arccos(moved step / (||moved|| ||step|| + 1e-4)) of each coordinate, norms by layer.
 
     Args:
-        layout: the layers; None takes the whole vector as one. degrees: the cosine is of theta in degrees, as the code does.
+        layout: the layers; None takes the whole vector as one. degrees: theta is in degrees, as in the code.
     """
     import torch
 
@@ -173,12 +173,12 @@ class AdapLDP(TwoVariants):
 
     Args:
         variant: published or proven.
-        source: published; `repo`: epsilon is that of the run, epsilon / (q T) a round; each layer's batch gradient is clipped to
-            `gradient_clip`, the rate falls by `rate_decay` a batch, Delta = 2 eta G / n_i. `ladp-fl`: epsilon is that of a round,
+        source: published; `repo`: epsilon is for the run, epsilon / (q T) per round; each layer's batch gradient is clipped to
+            `gradient_clip`, the rate falls by `rate_decay` per batch, Delta = 2 eta G / n_i. `ladp-fl`: epsilon of a round,
             gradients are clipped as a whole to `training.batch_clip`, Delta = 2 eta E G_c.
         law: published; noise is Laplace of scale Delta / (epsilon c), or Gaussian with c inside the logarithm.
-        gradient_clip, rate_decay: published, `repo`; as above.
-        turn: alpha; each weight is multiplied by 1 + alpha cos(angle) of what the client moved and the last global step.
+        gradient_clip, rate_decay: published, `repo`; see `source`.
+        turn: alpha; each weight is multiplied by 1 + alpha cos(angle of the client's movement and the last global step).
         degrees: published; take the cosine of degrees as if they were radians, as the code does; it is then of random sign.
         clip: proven; C, L2 bound on the update.
     """
@@ -215,7 +215,7 @@ class AdapLDP(TwoVariants):
         self.client(s)
 
     def release(self, s: Setting) -> Release:
-        """Proven: noise by released norms. Published: what the server sends of scalers and steps."""
+        """Proven: noise by released norms. Published: scalers and steps that the server sends."""
         return ReleasedScaler(self) if self.variant == "proven" else Scalers(s.clients, self.unproven)
 
     def client(self, s: Setting) -> Client:
@@ -230,7 +230,7 @@ class AdapLDP(TwoVariants):
         return Scaling(self, epsilon / (s.rate * s.rounds), s.delta)
 
     def server(self, s: Setting) -> SumServer | UploadServer:
-        """The plain mean; proven: of uploads turned by what the server knows of them."""
+        """The plain mean; proven: of uploads that the server turns."""
         return Mean() if self.variant == "published" or not self.turn else Turned(self.turn)
 
     def claim(self, s: Setting) -> Claim | None:
@@ -266,8 +266,8 @@ class Turned(UploadServer):
 class ReleasedScaler(Policy):
     """Proven policy: c from the last release, noise std proportional to sqrt(ln(1.25 / (delta c))), within the client's budget.
 
-    Its state: c; the rounds taken; what is left of the budget, in rounds of multiplier z; the weights of the last release.
-    A round costs the share w(c) <= 1 of what is left for each remaining round, so no path costs more than all rounds of z.
+    Its state: c; the number of rounds so far; the remaining budget in rounds of multiplier z; the weights of the last release.
+    A round costs w(c) <= 1 of an equal share of the remaining budget, so no run costs more than all rounds at z.
     """
 
     method: AdapLDP
@@ -276,7 +276,7 @@ class ReleasedScaler(Policy):
         return {"scaler": SMALLEST, "taken": 0, "left": float(s.participations)}
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """Noise for this round's cost, and what the server needs to turn the upload."""
+        """Plan the noise for this round's cost, and the values with which the server turns the upload."""
         clip, cost = self.method.clip, _cost(s, state, seen.round)
         last = seen.model if seen.previous is None else seen.previous
         public = {"sent": state.get("sent", seen.model), "step": seen.model - last}
@@ -285,7 +285,7 @@ class ReleasedScaler(Policy):
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(cost), place=place, broadcast=broadcast)
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """c <- 0.6 c + 0.4 ||update|| / (K eta), of the released update less its noise."""
+        """c <- 0.6 c + 0.4 ||update|| / (K eta), with the released update less its noise."""
         if left.start is None:
             raise ConfigError("AdapLDP's policy must be told the model that an upload started from: set Upload.start")
         energy = float(left.vector.square().sum()) - float(left.noise_std[0]) ** 2 * len(left.vector)
@@ -299,14 +299,14 @@ class ReleasedScaler(Policy):
 
 
 def _cost(s: Setting, state: State, round: int) -> float:
-    """In rounds of multiplier z: w(c) = ln(1.25 / (delta c_max)) / ln(1.25 / (delta c)) of an equal share of what is left.
+    """Cost in rounds of multiplier z: w(c) = ln(1.25 / (delta c_max)) / ln(1.25 / (delta c)) of an equal share.
 
-    The last round has all of it.
+    The last round costs all of the remaining budget.
     """
     rounds = min(s.participations - state["taken"], s.rounds - round)
     share: float = state["left"] / rounds
     if rounds == 1:
         return share
-    largest = min(LARGEST, 0.4 / s.delta)  # where the logarithm is surely positive
+    largest = min(LARGEST, 0.4 / s.delta)  # keeps the logarithm positive
     c = min(max(state["scaler"], SMALLEST), largest)
     return math.log(1.25 / (s.delta * largest)) / math.log(1.25 / (s.delta * c)) * share

@@ -1,13 +1,13 @@
 """Baselines of LaDP-FL with the classical Gaussian mechanism: NbAFL, Sensitive DP, Adap DP-FL.
 
-Published: the noise rests on a sensitivity 2 C / n_min that trained weights do not have. Proven: the same clipped weights with
-the sensitivity that they do have, C under zero-out and 2 C under replace-one, composed exactly.
+NbAFL, published: the noise assumes a sensitivity 2 C / n_min, which trained weights do not have. Proven: the same clipped weights
+with their true sensitivity, C under zero-out and 2 C under replace-one, composed exactly.
 
-Published: the history is raw and bounds nothing, so nothing is proven. Proven: the history is that of noisy releases, and the
-next update is clipped to the estimate, so that the estimate is the sensitivity.
+Sensitive DP, published: the history is raw and bounds nothing, so nothing is proven. Proven: the history consists of noisy
+releases, and the next update is clipped to the estimate, so that the estimate is the sensitivity.
 
-Everything it adapts to has left already: the clip follows the norm of what was released, the noise the loss on public examples.
-So the published rule is proven as well; the proven variant takes the noise out of the norm, which alone can drive the clip up.
+Adap DP-FL adapts to public values only: the clip follows the norm of releases, the noise follows the loss on public examples. So
+the published variant is proven too; the proven variant subtracts the noise from the norm, which could drive the clip up.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 def training_reach(s: Setting, method: str, moves: int | None = None, *, momentum: bool = False) -> float:
-    """2 eta M G_c: how far M SGD steps on gradients clipped to G_c can drive two models apart.
+    """Return 2 eta M G_c, the largest distance of two models after M SGD steps on gradients clipped to G_c.
 
     Args:
         moves: M; None counts epochs, as LaDP-FL's Theorem 2 does.
-        momentum: whether the method speaks of momentum mu too, whose velocity is at most G_c (1 + mu + mu^2 + ...): the reach is
-            1 / (1 - mu) times as far.
+        momentum: whether the method covers momentum mu. The velocity is then at most G_c (1 + mu + mu^2 + ...), and the distance
+            is multiplied by 1 / (1 - mu).
 
     Raises:
-        ConfigError: training that the bound does not speak of.
+        ConfigError: the bound does not cover this kind of training.
     """
     optimizer, clip = s.local.optimizer, s.local.batch_clip
     if clip is None or optimizer.name != "sgd" or optimizer.weight_decay or (optimizer.momentum and not momentum):
@@ -73,20 +73,20 @@ def training_reach(s: Setting, method: str, moves: int | None = None, *, momentu
 
 
 def full_dp_std(s: Setting, method: str) -> float:
-    """sqrt(2 ln(1.25 / delta)) 2 eta E G_c / epsilon, LaDP-FL's Full DP: the same noise on every weight in every round."""
+    """Return sqrt(2 ln(1.25 / delta)) 2 eta E G_c / epsilon, LaDP-FL's Full DP: equal noise on all weights in all rounds."""
     return classical_noise_multiplier(paper_epsilon(s, method), s.delta) * training_reach(s, method)
 
 
 def classical_scope() -> Scope:
-    """What the baselines claim: one record, replaced, against whoever sees the uploads."""
+    """Return the scope that the baselines claim: one replaced record, in the server view."""
     return Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
 
 
 def sequential_claim(s: Setting, total: float, source: str) -> Claim:
-    """LaDP-FL's accountant: q times the sum of the rounds' epsilons at q T delta; one round's where that delta is 1 or more.
+    """LaDP-FL's accountant: q times the sum of the rounds' epsilons at q T delta; one round's epsilon if that delta is >= 1.
 
     Args:
-        total: the sum of the rounds' epsilons. source: who says that a round has its epsilon.
+        total: the sum of the rounds' epsilons. source: the source of the epsilon of a round.
     """
     scope = classical_scope()
     rate = min(1.0, s.local.batch_size / s.known_records)
@@ -110,12 +110,12 @@ class NbAFL(TwoVariants):
 
     Args:
         variant: published or proven.
-        source: published; whose noise. `paper`: c L (2 C / n_min) / epsilon on weights clipped to C. `repo`: c T C / (n epsilon)
+        source: published; of the noise. `paper`: c L (2 C / n_min) / epsilon on weights clipped to C. `repo`: c T C / (n epsilon)
             on weights that are not clipped; the server clamps each coordinate of its model to C. `ladp-fl`: LaDP-FL's baseline,
             c 2 eta E G_c / epsilon in each round, with the gradients clipped (`training.batch_clip`) and the weights not.
-        clip: C, bound on the norm of a client's weights (`repo`: on each coordinate). The paper takes the median of their norms,
-            which would read raw data.
-        exposures: L, uploads of a client that an eavesdropper sees; None for all T rounds, after which the server adds no noise.
+        clip: C, bound on the norm of a client's weights (`repo`: on each coordinate). The paper uses the median of their norms,
+            which reads raw data.
+        exposures: L, uploads of a client that an eavesdropper sees; None for all T rounds, where the server adds no noise.
         proximal: mu of the penalty mu/2 ||w_i - w||^2 of local training.
     """
 
@@ -135,7 +135,7 @@ class NbAFL(TwoVariants):
 
     @property
     def sends_weights(self) -> bool:
-        """Whether clients release weights, and not how these differ from the global model's."""
+        """Whether clients release weights, and not their difference from the global model."""
         return self.variant == "proven" or self.source != "ladp-fl"
 
     def calibrate(self, s: Setting) -> Setting:
@@ -162,18 +162,18 @@ class NbAFL(TwoVariants):
         return Fixed(UnprovenPlan(clip=clip, noise_std=self.noise_std(s), reason=self.unproven))
 
     def client(self, s: Setting) -> Client:
-        """Local training, with the proximal term; what leaves are weights."""
+        """Local training with the proximal term, which releases weights."""
         penalty = Proximal(self.proximal) if self.proximal else None
         return Weights(penalty) if self.sends_weights else Plain(penalty)
 
     def server(self, s: Setting) -> SumServer:
-        """From the global model to the mean of the weights."""
+        """Move the global model to the mean of the weights."""
         if not self.sends_weights:
             return Mean()
         return ToWeights(self.clip if self.variant == "published" and self.source == "repo" else None)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Published: epsilon for L uploads of a record's client; as LaDP-FL's Full DP, epsilon a round."""
+        """Published: epsilon for L uploads of the client of a record; as LaDP-FL's Full DP, epsilon per round."""
         if self.variant == "proven":
             return None
         epsilon = paper_epsilon(s, self.name)
@@ -182,7 +182,7 @@ class NbAFL(TwoVariants):
         return Claim(epsilon, s.delta, classical_scope(), "NbAFL, Section III", self._sound(s))
 
     def _sound(self, s: Setting) -> str:
-        """What the same noise gives with a sensitivity that holds."""
+        """Return a sentence about the guarantee of the same noise with a valid sensitivity."""
         mu = 2 * self.clip * math.sqrt(s.rounds) / self.noise_std(s)
         if self.source == "repo":
             return "weights are not clipped before the noise"
@@ -190,11 +190,11 @@ class NbAFL(TwoVariants):
         return f"with the sensitivity 2 C of trained weights the noise of all rounds gives epsilon = {size}"
 
     def clip_norm(self, s: Setting) -> float | None:
-        """C, where the norm of the weights is clipped to it."""
+        """Return C if the norm of the weights is clipped to it."""
         return self.clip if self.variant == "proven" or self.source == "paper" else None
 
     def noise_std(self, s: Setting) -> float:
-        """Published: of each upload, with what the server adds before it broadcasts, so that the mean has the noise of both."""
+        """Published: the noise std of an upload, including the noise that the server adds, so that the mean has both."""
         if self.source == "ladp-fl":
             return full_dp_std(s, self.name)
         epsilon, records = paper_epsilon(s, self.name), s.known_records
@@ -209,16 +209,16 @@ class NbAFL(TwoVariants):
 
 @dataclass(frozen=True)
 class Weights(Plain):
-    """Local training that releases the weights that it ended with."""
+    """Local training that releases its final weights."""
 
     def finish(self, local: Local) -> Tensor:
-        """w_i; the door clips it."""
+        """Return w_i, which the door clips."""
         return local.model.vector.clone()
 
 
 @dataclass(frozen=True)
 class ToWeights(SumServer):
-    """From the global model to the mean of released weights, each of which is clamped to `bound` where there is one."""
+    """Move the global model to the mean of released weights, each clamped to `bound` if given."""
 
     bound: float | None
 
@@ -233,9 +233,9 @@ class SensitiveDP(TwoVariants):
     Args:
         variant: published or proven.
         memory: beta; squared norms are averaged with this weight on the past.
-        own: zeta, the weight of a client's own updates; the rest is that of the steps of the global model.
+        own: zeta, the weight of a client's updates; the steps of the global model have weight 1 - zeta.
         headroom: kappa; the estimate is this multiple of the root of the average.
-        clip: proven; C, the clip before anything was released, shared among layers by the root of their sizes.
+        clip: proven; C, the clip of the first round, divided among layers by the root of their sizes.
         clip_range: proven; the clips stay within these multiples of their start.
     """
 
@@ -269,13 +269,13 @@ class SensitiveDP(TwoVariants):
         return RawHistory(method=self, multiplier=multiplier, reach=training_reach(s, self.name, momentum=True))
 
     def claim(self, s: Setting) -> Claim | None:
-        """As LaDP-FL counts: epsilon in each round, added up."""
+        """The accountant of LaDP-FL: epsilon in each round, summed."""
         if self.variant == "proven":
             return None
         return sequential_claim(s, s.rounds * paper_epsilon(s, self.name), "Sensitive DP (reconstructed), LaDP-FL, Theorem 1")
 
     def average(self, before: Tensor | None, square: Tensor) -> Tensor:
-        """beta before + (1 - beta) square; the square where there is nothing before."""
+        """Return beta previous + (1 - beta) square; the square if there is no previous average."""
         return square if before is None else self.memory * before + (1 - self.memory) * square
 
 
@@ -283,9 +283,9 @@ class SensitiveDP(TwoVariants):
 class RawHistory(Plain, Remembering):
     """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon.
 
-    a and b are running averages of the squared norms of the client's own updates, and of how far the global model moved since the
-    client saw it last; before there are both, the bound alone counts. Without a clip only the norm of the estimate matters, which
-    is the same by coordinate and by layer.
+    a and b are running averages of squared norms: of the client's updates, and of the movement of the global model since the
+    client's last round. Until both exist, the bound alone is used. Without a clip only the norm of the estimate matters, which is
+    the same by coordinate and by layer.
     """
 
     method: SensitiveDP
@@ -293,7 +293,7 @@ class RawHistory(Plain, Remembering):
     reach: float
 
     def finish(self, local: Local) -> Tensor:
-        """The update and its noise; then the history grows."""
+        """Return the noisy update, and add the update to the history."""
         update, state, m = super().finish(local), local.state, self.method
         if "seen" in state:
             state["moved"] = m.average(state.get("moved"), (local.start - state["seen"]).square().sum())
@@ -308,18 +308,18 @@ class RawHistory(Plain, Remembering):
         return update + std * local.noise(len(update))
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """The estimate as a share of the bound."""
+        """Return the estimate as a share of the bound."""
         return {"estimate_share": state["share"]} if "share" in state else {}
 
 
 @dataclass(frozen=True)
 class Remembered(Policy):
-    """Proven policy: the clip of a layer is kappa times the root of the average of its released squares, less their noise."""
+    """Proven policy: the clip of a layer is kappa times the root mean square of its released norms, less their noise."""
 
     method: SensitiveDP
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """Clips C_l from the history and one noise std z ||C||: the round costs f / z whatever the clips are."""
+        """Plan clips C_l from the history and one noise std z ||C||: the round costs f / z for all clips."""
         m = self.method
         clips = first = first_clips(m.clip, s.layout)
         if "own" in state:
@@ -330,11 +330,11 @@ class Remembered(Policy):
         return Plan(layer_clip=clips, noise_std=s.z * float(clips.double().norm()), place="sum" if sum_noise(s) else "upload")
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """The average with what left."""
+        """Update the average with the release."""
         return {"own": self.method.average(state.get("own"), debiased_norms(left, s.layout).square())}
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
-        """The same of the global model's steps, the means of the uploads."""
+        """Update the average of the global model's steps, the means of the uploads."""
         if not uploads:
             return state
         step, layout = mean(uploads), s.layout
@@ -345,7 +345,7 @@ class Remembered(Policy):
 
 
 FALLS = 3
-"""Falls of the public loss in a row after which the noise is lowered."""
+"""Number of consecutive decreases of the public loss before the noise is lowered."""
 
 
 class AdapDPFL(MethodConfig):
@@ -354,11 +354,11 @@ class AdapDPFL(MethodConfig):
     The first clip is `training.example_clip`. The noise falls only where `data.public_fraction` gives a public loss.
 
     Args:
-        variant: published or proven; a bound is proven of both, and they differ in what the clip follows.
-        factor: published; alpha, the next clip is alpha times the norm of a step's gradient as it was released, noise and all.
-        headroom: proven; the next clip is this multiple of the same norm without the power of its noise: that of a mean of
-            clipped gradients, so without it the clip could only shrink.
-        decay: beta; the noise is multiplied by it each time the public loss has fallen three times in a row.
+        variant: published or proven; both have a proven bound, and they differ in the norm that the clip follows.
+        factor: published; alpha, the next clip is alpha times the norm of a step's released, noisy gradient.
+        headroom: proven; the next clip is this multiple of that norm less its noise. It is the norm of a mean of clipped
+            gradients, so with a headroom of 1 the clip could only shrink.
+        decay: beta, the factor of the noise after three consecutive decreases of the public loss.
         clip_range: proven; the clip stays within these multiples of its start.
     """
 
@@ -374,7 +374,7 @@ class AdapDPFL(MethodConfig):
     clip_range: ClipRange = (0.1, 4.0)
 
     def calibrate(self, s: Setting) -> Setting:
-        """z is the least noise that the schedule can reach; each step is charged at it."""
+        """Calibrate z, the least noise that the schedule can reach; each step is charged at it."""
         o = s.local.optimizer
         if s.example_clip is None:
             raise ConfigError("adap-dp-fl adapts DP-SGD inside the clients: set training.local = 'dp-sgd'")
@@ -389,7 +389,7 @@ class AdapDPFL(MethodConfig):
         return Following(self)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Published: the Renyi accountant over all steps, one record taken away."""
+        """Published: the Renyi accountant over all steps, for one removed record."""
         step = s.dp_sgd()
         if self.variant == "proven" or step is None or s.z == 0:
             return None
@@ -403,13 +403,13 @@ class AdapDPFL(MethodConfig):
         return None
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """What the noise follows."""
+        """Return the assumption about the data that the noise follows."""
         return reads_public_split(s)
 
 
 @dataclass(frozen=True)
 class Following(Policy):
-    """Clip of a client from its own release (aggregate view: one clip for all), noise of all from the public loss."""
+    """A clip per client from its own releases (aggregate view: one common clip), and one noise level from the public loss."""
 
     method: AdapDPFL
 
@@ -421,16 +421,16 @@ class Following(Policy):
         return LocalDpSgd(step=no_cheaper(step, first, s))
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """The next clip; in the aggregate view the public loss as well."""
+        """Compute the next clip; in the aggregate view, use the public loss too."""
         new = {**state, "clip": self._clip(s, left)}
         return _lowered(new, left.public_loss) if sum_noise(s) else new
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
-        """Server view: the public loss, once a round."""
+        """Server view: use the public loss, once per round."""
         return _lowered(state, uploads[0].public_loss) if uploads else state
 
     def _clip(self, s: Setting, left: Upload) -> float:
-        """A multiple of the norm of a step's gradient, read off the update of K steps at rate eta.
+        """Return a multiple of the norm of a step's gradient, computed from the update of K steps at rate eta.
 
         ||u / (eta K)||^2 is on average ||g||^2 + P / (K n), where P is the power of the noise in a step and n the clients in the
         mean; the norm of a noised gradient is sqrt(||g||^2 + P) (published).
@@ -454,12 +454,12 @@ def _first(s: Setting) -> DpSgd:
 
 
 def _most(s: Setting) -> int:
-    """Times that the noise can be lowered before the last round: the first after rounds 0 to 3."""
+    """Return how often the noise can be lowered before the last round; first possible after rounds 0 to 3."""
     return max(0, s.rounds - 1 - FALLS)
 
 
 def _lowered(state: State, loss: float | None) -> State:
-    """Lower the noise after the third fall of the public loss in a row, and after each further one."""
+    """Lower the noise after the third consecutive decrease of the public loss, and after each further one."""
     if loss is None:
         return state
     falls = int(state.get("falls", 0)) + 1 if loss < state.get("loss", -math.inf) else 0
@@ -468,7 +468,7 @@ def _lowered(state: State, loss: float | None) -> State:
 
 
 def no_cheaper(step: DpSgd, priced: DpSgd, s: Setting) -> DpSgd:
-    """`step` with at least the noise that its price is that of `priced`: the share of the grid in it depends on the clip."""
+    """Return `step` with enough noise to cost no more than `priced`, since the share of the grid depends on the clip."""
 
     def multiplier(of: DpSgd) -> float:
         return of.noise_multiplier * of.clip / step_sensitivity(of, s.layout.dimension, s.scope.adjacency)

@@ -3,8 +3,8 @@
 A layer gets noise sigma = c Delta / (epsilon P) with an estimate P clipped to B, so in units of Delta at least c / (epsilon B).
 Constants are returned as c / B.
 
-Those of NbAFL and AdapLDP are from papers and code; those of Time-Varying DP and DPA-LDP are reconstructed: no source of their
-equations was found, only what abstracts and LaDP-FL say of them (docs/methods/time-varying-dp.md, docs/methods/dpa-ldp.md).
+The formulas of NbAFL and AdapLDP are from papers and code. Those of Time-Varying DP and DPA-LDP are reconstructed from the
+abstracts and LaDP-FL, since no source of their equations was found (docs/methods/time-varying-dp.md, docs/methods/dpa-ldp.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
 
 
 def constant_as_printed(epsilon: float, delta: float) -> float:
-    """c / B of Theorem 3 as printed: too small wherever delta is small.
+    """Return c / B of Theorem 3 as printed, which is too small for small delta.
 
     (sqrt(s) + sqrt(s + 8 eps)) / 4 with s = ln(2 / (pi delta^2)) for delta <= sqrt(2 / (pi e^4)), else (1 + sqrt(1 + 2 eps)) / 2.
 
@@ -36,7 +36,7 @@ def constant_as_printed(epsilon: float, delta: float) -> float:
 
 
 def delta_as_printed(epsilon: float, delta: float) -> float:
-    """The exact delta at epsilon of noise calibrated to (epsilon, delta) by Theorem 3 as printed, at P = B.
+    """Return the exact delta at epsilon of noise calibrated to (epsilon, delta) by Theorem 3 as printed, at P = B.
 
     Args:
         epsilon: > 0. delta: the target, in (0, 1).
@@ -45,10 +45,10 @@ def delta_as_printed(epsilon: float, delta: float) -> float:
 
 
 def sufficient_up_to(delta: float) -> float:
-    """The epsilon at which the printed constant stops giving (epsilon, delta): below it its other slack makes up for the factor.
+    """Return the epsilon up to which the printed constant gives (epsilon, delta), since other slack makes up for the factor.
 
     Args:
-        delta: in (0, 1). Returns 0 if the constant is never enough and inf if it always is, for epsilon in [1e-6, 1e4].
+        delta: in (0, 1). The result is 0 if the constant never suffices and inf if it always does, for epsilon in [1e-6, 1e4].
     """
 
     def excess(log_epsilon: float) -> float:
@@ -77,7 +77,7 @@ def claimed_total(epsilon: float, delta: float, rounds: int, rate: float) -> tup
 
 
 def sensitivity_theorem2(learning_rate: float, epochs: int, clip: float) -> float:
-    """2 eta E G_c, the sensitivity that Theorem 2 states; it counts epochs where steps count (pass steps to be right).
+    """Return 2 eta E G_c, the sensitivity of Theorem 2, which counts epochs (pass steps for the correct value).
 
     Source: LaDP-FL, Theorem 2, equation (9).
     """
@@ -85,7 +85,7 @@ def sensitivity_theorem2(learning_rate: float, epochs: int, clip: float) -> floa
 
 
 def scale_leak_delta(dimension: int, ratio: float, epsilon: float) -> float:
-    """delta at epsilon of N(0, I) against N(0, ratio^2 I) in `dimension` coordinates: what the noise scale ALONE gives away.
+    """Return delta at epsilon of N(0, I) against N(0, ratio^2 I) in `dimension` coordinates: the leak of the noise scale ALONE.
 
     The likelihood ratio depends on ||x||^2, a chi-square variable, so both directions are exact; the larger is returned.
 
@@ -107,12 +107,12 @@ def scale_leak_delta(dimension: int, ratio: float, epsilon: float) -> float:
 
 
 def _weighted(epsilon: float, probability: float) -> float:
-    """e^epsilon times a probability, 0 where that underflows."""
+    """Return e^epsilon times a probability, 0 if that underflows."""
     return math.exp(epsilon + math.log(probability)) if probability > 0 else 0.0
 
 
 def nbafl_upload_std(epsilon: float, delta: float, clip: float, records: int, exposures: int) -> float:
-    """c L (2 C / n_min) / epsilon: what NbAFL adds to the weights of each upload.
+    """Return c L (2 C / n_min) / epsilon, the noise std that NbAFL adds to the weights of an upload.
 
     Args:
         clip: C, bound on the norm of a client's weights. records: n_min, examples of the smallest client. exposures: L, uploads
@@ -125,24 +125,24 @@ def nbafl_upload_std(epsilon: float, delta: float, clip: float, records: int, ex
 
 
 def nbafl_broadcast_std(one_upload: float, epsilon: float, exposures: int, rounds: int, clients: int, cohort: int) -> float:
-    """What NbAFL adds to the global model before it is sent, where the uploads' own noise does not cover all rounds; else 0.
+    """Return the noise std that NbAFL adds to the global model if the noise of the uploads does not cover all rounds; else 0.
 
-    2 c C sqrt(T^2 / b^2 - L^2 K) / (n_min K epsilon) with b = -(T / epsilon) ln(1 - N/K + (N/K) e^(-epsilon/T)), so b = 1 where
+    2 c C sqrt(T^2 / b^2 - L^2 K) / (n_min K epsilon) with b = -(T / epsilon) ln(1 - N/K + (N/K) e^(-epsilon/T)), so b = 1 if
     all clients take part (K = N).
 
     Args:
-        one_upload: c (2 C / n_min) / epsilon, what an upload needs if one is exposed. rounds: T. clients: N. cohort: K of them.
+        one_upload: c (2 C / n_min) / epsilon, the noise std for one exposed upload. rounds: T. clients: N. cohort: K of them.
 
     Source: Wei et al. 2020, Theorem 1 and its K-random form.
     """
     ratio = clients / at_least("cohort", cohort, 1)
     inside = 1 - ratio + ratio * math.exp(-epsilon / rounds)
-    reach = -epsilon / math.log(inside) if inside > 0 else 0.0  # T / b, which is T where all take part
+    reach = -epsilon / math.log(inside) if inside > 0 else 0.0  # T / b, which is T if all clients take part
     return one_upload / cohort * math.sqrt(max(0.0, reach**2 - exposures**2 * cohort))
 
 
 def zcdp_of(epsilon: float, delta: float) -> float:
-    """The rho of zero-concentrated DP that gives (epsilon, delta): epsilon = rho + 2 sqrt(rho ln(1/delta)).
+    """Return the rho of zero-concentrated DP that gives (epsilon, delta): epsilon = rho + 2 sqrt(rho ln(1/delta)).
 
     Source: Bun and Steinke 2016, Proposition 1.3.
     """
@@ -151,7 +151,7 @@ def zcdp_of(epsilon: float, delta: float) -> float:
 
 
 def falling_first_std(epsilon: float, delta: float, sensitivity: float, decay: float, rounds: int, accountant: str) -> float:
-    """sigma_1 of sigma_t = sigma_1 v^(t-1) such that T rounds cost epsilon in all.
+    """Return sigma_1 such that T rounds with sigma_t = sigma_1 v^(t-1) cost epsilon in total.
 
     naive: sum_t c Delta / sigma_t = epsilon. zcdp: sum_t Delta^2 / (2 sigma_t^2) = rho.
 
@@ -177,7 +177,7 @@ def allocated_std(epsilon: float, delta: float, sensitivity: float, contraction:
 
 
 def geometric_sum(ratio: float, count: int) -> float:
-    """1 + r + ... + r^(count - 1)."""
+    """Return 1 + r + ... + r^(count - 1)."""
     return float(count) if ratio == 1 else math.expm1(count * math.log(ratio)) / (ratio - 1)
 
 
@@ -185,8 +185,8 @@ def adapldp_scale(epsilon: float, delta: float, sensitivity: float, scaler: floa
     """AdapLDP's noise: the Laplace scale Delta / (epsilon c), or the Gaussian std Delta sqrt(2 ln(1.25 / (delta c))) / epsilon.
 
     Args:
-        scaler: c_i > 0. law: `laplace` or `gaussian`. From c = 1.25 / delta on the code takes the root of a negative number;
-            here the Gaussian std is never below Delta / epsilon.
+        scaler: c_i > 0. law: `laplace` or `gaussian`. For c >= 1.25 / delta the code takes the root of a negative number;
+            here the Gaussian std is at least Delta / epsilon.
 
     Source: Yue et al. 2025, by the authors' code.
     """
@@ -197,7 +197,7 @@ def adapldp_scale(epsilon: float, delta: float, sensitivity: float, scaler: floa
 
 
 def epsilon_of_noise(std: float, sensitivity: float, delta: float) -> float:
-    """sqrt(2 ln(1.25 / delta)) Delta / sigma: the epsilon that LaDP-FL reads off the noise that was added; inf without any.
+    """Return sqrt(2 ln(1.25 / delta)) Delta / sigma, the epsilon that LaDP-FL computes from the added noise; inf without noise.
 
     Source: LaDP-FL, Section XIII, equation (17), with the sensitivity that it leaves out.
     """

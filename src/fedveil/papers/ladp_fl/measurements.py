@@ -1,4 +1,4 @@
-"""The epsilon that LaDP-FL reads off the noise that was added, summed over the rounds."""
+"""The epsilon that LaDP-FL computes from the added noise, summed over the rounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def of_budget(config: Config, run: Path | None, folder: Path) -> Measured:
     """LaDP-FL, equations 17 to 19: q times the sum over the rounds of sqrt(2 ln(1.25/delta)) Delta / sigma.
 
     Delta = 2 eta E G_c; sigma is the root mean square of the noise over all weights of an upload, from the noise on the round's
-    mean. Which mean of the layers' variances the paper takes is not stated.
+    mean. The paper does not state which mean of the layers' variances it uses.
 
     Raises:
-        ConfigError: the gradients are not clipped, so there is no Delta.
+        ConfigError: gradients are not clipped, so Delta is undefined.
     """
     assert run is not None
     s = setting_of(config)

@@ -1,6 +1,6 @@
-"""LaDP-FL: each layer's noise is inverse to a privacy estimate, the KL divergence of local from global weights.
+"""LaDP-FL: each layer's noise is inversely proportional to a privacy estimate, the KL divergence of local from global weights.
 
-Published: the estimate and the choice of layers read raw weights, and layers that are not chosen leave without noise, so nothing
+Published: the estimate and the choice of layers read raw weights, and layers that are not chosen get no noise, so nothing
 can be proven. Proven: the estimate compares the last RELEASED model with the global one, the clipped update is noised at the
 round's exact share of the budget, and layers that are not chosen are not sent.
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 class LaDPFL(TwoVariants):
     """The noise of each layer depends on how far the layer moved.
 
-    G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
+    For the published variant, G_c is `training.batch_clip` and epsilon (per round) is `privacy.epsilon`.
 
     Args:
         variant: published or proven.
         threshold: R; layers whose weights have a smaller L2 norm are not chosen. Not stated in the paper.
-        bound: B, in nats; estimates above it count as B. Not stated in the paper.
-        spread: estimates below their largest possible value / spread are raised to it, so one layer's noise is at most this
-            multiple of another's. Not in the paper, whose noise is infinite where a layer did not move.
+        bound: B, in nats; larger estimates are replaced by B. Not stated in the paper.
+        spread: estimates are at least their largest possible value / spread, so the noise of one layer is at most this multiple
+            of another's. Not in the paper, whose noise is infinite for a layer that did not move.
         privacy_estimation: False is the paper's ablation: P is the same for all layers.
         sensitivity: published; 2 eta E G_c counts epochs (Theorem 2), 2 eta K G_c counts the steps that move the weights.
         calibration: published; c as printed in Theorem 3, or the exact constant of the Gaussian mechanism.
@@ -63,7 +63,7 @@ class LaDPFL(TwoVariants):
         self.unit_std(s)
 
     def release(self, s: Setting) -> Release:
-        """The noise of each layer, from released or from raw weights."""
+        """Plan the noise of each layer, from released or from raw weights."""
         if self.variant == "proven":
             return Estimated(self)
         return Unproven(("layer norms", "KL divergence of local from global layers"), self.unproven, self.by_raw_layers)
@@ -77,13 +77,13 @@ class LaDPFL(TwoVariants):
         return Plan(noise_std=self.unit_std(s) / scaled * (layout.norms(local) >= self.threshold))
 
     def claim(self, s: Setting) -> Claim | None:
-        """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim where that delta is >= 1."""
+        """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim if that delta is >= 1."""
         if self.variant == "proven":
             return None
         return sequential_claim(s, s.rounds * paper_epsilon(s, self.name), "LaDP-FL, Theorem 3")
 
     def unit_std(self, s: Setting) -> float:
-        """c Delta / (epsilon B), the noise std at P = B, the least that a chosen layer gets (Theorems 2 and 3)."""
+        """Return c Delta / (epsilon B), the noise std at P = B and the least of a chosen layer (Theorems 2 and 3)."""
         epsilon = paper_epsilon(s, self.name)
         reach = training_reach(s, self.name, None if self.sensitivity == "theorem2" else s.steps)
         if self.calibration == "exact":
@@ -93,7 +93,7 @@ class LaDPFL(TwoVariants):
 
 @dataclass(frozen=True)
 class Estimated(Policy):
-    """Proven policy: the same estimate, of what was released last, less what the noise adds to it."""
+    """Proven policy: the same estimate from the last release, less the contribution of its noise."""
 
     method: LaDPFL
 
@@ -120,19 +120,19 @@ class Estimated(Policy):
         )
 
     def _estimates(self, s: Setting, seen: Released, state: State, chosen: Tensor) -> Tensor:
-        """P_j [L] > 0 from what was released last; equal where nothing was, or where nothing but noise is left of it."""
+        """Return P_j [L] > 0 from the last release; all equal if there is none, or if it is mostly noise."""
         m = self.method
         equal = chosen.new_ones(len(s.layout), dtype=seen.model.dtype)
         if not state or not m.privacy_estimation:
             return equal
-        # A sum is compared with the model it started from: the model that it led to is the global one.
+        # A sum is compared with the model before it, since the model after it is the present global model.
         other = state["start"] if sum_noise(s) else seen.model
         estimates = (layer_kl(state["model"], other, s.layout) - noise_kl(state["noise_std"], s.layout)).clamp(0, m.bound)
         largest = float(estimates[chosen].max())
         return estimates.clamp_min(largest / m.spread) if largest > 0 else equal
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """The model that this release stands for, and the noise in it."""
+        """Store the model of this release and its noise."""
         if left.start is None:
             raise ConfigError("LaDP-FL's policy must be told the model that an upload started from: set Upload.start")
         known = {"model": left.start + left.vector, "noise_std": left.noise_std}
@@ -140,7 +140,7 @@ class Estimated(Policy):
 
 
 def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:
-    """KL(softmax(local_j) || softmax(other_j)) in nats for each layer [L] of two flat vectors [d] (Algorithm 3)."""
+    """Return KL(softmax(local_j) || softmax(other_j)) in nats for each layer [L] of two flat vectors [d] (Algorithm 3)."""
     import torch
 
     values = []
@@ -151,9 +151,9 @@ def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:
 
 
 def noise_kl(noise_std: Tensor, layout: Layout) -> Tensor:
-    """What Gaussian noise adds to `layer_kl` on average where the softmax is nearly uniform: sigma^2 (1 - 1 / n_j) / 2.
+    """Mean contribution of Gaussian noise to `layer_kl` (nearly uniform softmax): sigma^2 (1 - 1 / n_j) / 2.
 
-    KL(softmax(v + x) || softmax(v)) = Var_v(x) / 2 up to third order; exact in n_j -> infinity. It steers, and proves nothing.
+    KL(softmax(v + x) || softmax(v)) = Var_v(x) / 2 up to third order; exact for n_j -> infinity. No guarantee depends on it.
     """
     sizes = noise_std.new_tensor([float(n) for n in layout.sizes])
     return noise_std.square() * (1 - 1 / sizes) / 2

@@ -1,10 +1,10 @@
 """Baselines of LaDP-FL whose noise changes from round to round by a fixed plan: Time-Varying DP and DPA-LDP.
 
-Published: classical Gaussian noise whose sensitivity counts epochs and whose epsilons are added up, so nothing is proven. Proven:
-clipped updates, and the same fall of the noise at an exact cost, which public losses may make steeper.
+Time-Varying DP, published: classical Gaussian noise; the sensitivity counts epochs and the epsilons are summed, so nothing is
+proven. Proven: clipped updates, and the same decay of the noise at an exact cost; public losses may make it steeper.
 
-Early errors are forgotten at the rate at which training contracts, so early rounds may be noisier. Published: classical noise by
-the formulas. Proven: clipped updates, and the same allocation at an exact cost.
+DPA-LDP: training contracts, so early errors shrink and early rounds may be noisier. Published: classical noise by the formulas.
+Proven: clipped updates, and the same allocation at an exact cost.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def priced(s: Setting, shape: Sequence[float]) -> list[float]:
-    """Noise multipliers z_t in proportion to `shape` of which the dearest rounds that a client can be in cost what z does in all.
+    """Return noise multipliers z_t proportional to `shape`; the most expensive rounds of a client cost as much as with z.
 
-    sum over the P largest of 1 / z_t^2 = P / z^2, P the most rounds of one client.
+    The sum of the P largest 1 / z_t^2 is P / z^2, with P the most rounds of one client.
     """
     dearest = sorted(shape)[: s.participations]
     scale = (sum(x**-2 for x in dearest) / len(dearest)) ** 0.5
@@ -59,12 +59,12 @@ def scheduled(s: Setting, clip: float, shape: Sequence[float]) -> Scheduled:
 
 
 def scheduled_releases(plans: Callable[[Setting], Scheduled], s: Setting, view: View) -> list[Event]:
-    """f / z a round in all; or one event a round where batches or cohorts are sampled, since that is no function of the sum.
+    """Return the cost of f / z per round in total; or one event per round if batches or cohorts are sampled.
 
-    Under DP-SGD these are the dearest rounds that one client can be in.
+    Under DP-SGD these are the most expensive rounds of one client.
 
     Args:
-        plans: makes those of all rounds, where they are asked for.
+        plans: function that makes the plans of all rounds, called only if they are needed.
     """
     scope = replace(s.scope, view=view)
     if s.example_clip is not None and s.z > 0:
@@ -77,7 +77,7 @@ def scheduled_releases(plans: Callable[[Setting], Scheduled], s: Setting, view: 
 
 
 def calibrated_schedule(method: Method, s: Setting) -> Setting:
-    """The noise for the configured epsilon; where sampling amplifies, by Renyi accounting, as the budget of unequal rounds is."""
+    """Calibrate noise to the configured epsilon; if sampling amplifies, by Renyi accounting, as unequal rounds are budgeted."""
     unequal = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
     return calibrated(method, s, accountant="rdp" if unequal else "auto")
 
@@ -90,15 +90,15 @@ class TimeVaryingDP(TwoVariants):
 
     Args:
         variant: published or proven.
-        source: published; `budget`: epsilon is that of the whole run, by `accounting`. `ladp-fl`: epsilon is that of the first
-            round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
-        accounting: published, `budget`; epsilons added up (naive), or zero-concentrated DP.
-        decay: v; the noise of a round is v times that of the one before.
+        source: published; `budget`: epsilon is for the whole run, by `accounting`. `ladp-fl`: epsilon is for the first round,
+            whose noise is LaDP-FL's Full DP, and later rounds cost more.
+        accounting: published, `budget`; the sum of epsilons (naive), or zero-concentrated DP.
+        decay: v; the noise of a round is v times that of the previous round.
         clip: proven; C, L2 bound on the update.
-        refine_every: proven; R: after each R rounds in which the public loss has not fallen, v is multiplied by `refinement`
-            and what is left of the budget is planned anew; 0 for never. Needs a public split, and fixed cohorts in the aggregate
+        refine_every: proven; R: after each R rounds in which the public loss has not decreased, v is multiplied by `refinement`
+            and the remaining budget is planned again; 0 for never. Needs a public split, and fixed cohorts in the aggregate
             view.
-        refinement: kappa of that step.
+        refinement: kappa, the factor of that step.
     """
 
     name: Literal["time-varying-dp"] = "time-varying-dp"
@@ -133,12 +133,12 @@ class TimeVaryingDP(TwoVariants):
         self.first_std(s)
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """What the refinement reads."""
+        """Return the assumption about the data that the refinement reads."""
         refined = self.variant == "proven" and self.refine_every
         return reads_public_split(s) if refined else ()
 
     def release(self, s: Setting) -> Release:
-        """The noise of each round."""
+        """Plan the noise of each round."""
         if self.variant == "published":
             first = self.first_std(s)
             return Scheduled(tuple(UnprovenPlan(noise_std=first * self.decay**t, reason=self.unproven) for t in range(s.rounds)))
@@ -148,13 +148,13 @@ class TimeVaryingDP(TwoVariants):
         return scheduled(s, self.clip, [self.decay**t for t in range(s.rounds)])
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """What constant noise z costs; nothing for the published variant."""
+        """Return the cost of constant noise z; nothing for the published variant."""
         if self.variant == "published":
             return super().releases(s, view)
         return gaussian_releases(s, view) if self.refine_every else scheduled_releases(self._schedule, s, view)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
+        """Claim epsilon for the whole run, or LaDP-FL's sum of the rounds' epsilons."""
         if self.variant == "proven":
             return None
         epsilon = paper_epsilon(s, self.name)
@@ -172,10 +172,10 @@ class TimeVaryingDP(TwoVariants):
 
 @dataclass(frozen=True)
 class Refined(Policy):
-    """Proven policy that lowers v where the public loss stops falling.
+    """Proven policy that lowers v when the public loss stops decreasing.
 
-    Its state: v; the round since which it holds; what was left of the budget then, in rounds of z; the last public loss.
-    What has been spent and what is planned are T rounds of z together, whatever the losses are.
+    Its state: v; the round of its last change; the remaining budget at that time, in rounds of z; the last public loss.
+    The spent and the planned budget are always T rounds of z together.
     """
 
     method: TimeVaryingDP
@@ -184,14 +184,14 @@ class Refined(Policy):
         return {"decay": self.method.decay, "since": 0, "left": float(s.rounds), "loss": float("inf")}
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """z_t = z w v^k in the k-th round since v holds; w so that the remaining rounds cost what is left."""
+        """Plan z_t = z w v^k in the k-th round since v changed; w is such that the remaining rounds cost the remaining budget."""
         behind = seen.round - state["since"]
         weight = (geometric_sum(state["decay"] ** -2, s.rounds - state["since"]) / state["left"]) ** 0.5
         clip = self.method.clip
         return Plan(clip=clip, noise_std=s.z * weight * state["decay"] ** behind * clip, place=gaussian_plan(s, clip).place)
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
-        """Every R rounds: has the public loss fallen?"""
+        """Every R rounds, lower v unless the public loss has decreased."""
         done = left.round + 1
         if done % self.method.refine_every or done >= s.rounds:
             return state
@@ -206,19 +206,19 @@ class Refined(Policy):
 
 
 class DPALDP(TwoVariants):
-    """Noise allocated to the rounds so that a bound on the final error is least.
+    """Noise allocated to the rounds so that a bound on the final error is minimal.
 
-    For networks it runs K steps a round where the paper shares gradients.
+    The paper shares gradients; for networks this method runs K steps per round.
 
     Args:
         variant: published or proven.
-        source: published; `budget`: epsilon is that of the whole run, by zero-concentrated DP. `ladp-fl`: epsilon is that of the
-            first round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
+        source: published; `budget`: epsilon is for the whole run, by zero-concentrated DP. `ladp-fl`: epsilon is for the first
+            round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
         contraction: kappa, by which one round shrinks an earlier error (1 - eta mu for strongly convex losses). It must not come
             from data.
-        l1: the non-smooth part, this times the L1 norm of the model: the server shrinks each coordinate by it in each round.
+        l1: factor of the L1 norm of the model, the non-smooth part; in each round, the server shrinks each coordinate by it.
         clip: proven; C, L2 bound on the update. Under `training.local = "dp-sgd"` single gradients are clipped instead, to
-            `training.example_clip`: with one step a round that is the paper's gradient, by sample.
+            `training.example_clip`: with one step per round this is the paper's gradient, per sample.
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
@@ -240,7 +240,7 @@ class DPALDP(TwoVariants):
         self.stds(s)
 
     def release(self, s: Setting) -> Release:
-        """The noise of each round."""
+        """Plan the noise of each round."""
         if self.variant == "proven":
             return self._schedule(s)
         return Scheduled(tuple(UnprovenPlan(noise_std=std, reason=self.unproven) for std in self.stds(s)))
@@ -253,11 +253,11 @@ class DPALDP(TwoVariants):
         return Shrunk(self.l1) if self.l1 else Mean()
 
     def releases(self, s: Setting, view: View) -> list[Event]:
-        """What constant noise z costs; nothing for the published variant."""
+        """Return the cost of constant noise z; nothing for the published variant."""
         return scheduled_releases(self._schedule, s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
+        """Claim epsilon for the whole run, or LaDP-FL's sum of the rounds' epsilons."""
         if self.variant == "proven":
             return None
         epsilon = paper_epsilon(s, self.name)
@@ -266,7 +266,7 @@ class DPALDP(TwoVariants):
         return sequential_claim(s, epsilon * geometric_sum(self.contraction**-0.25, s.rounds), "LaDP-FL, Theorem 1")
 
     def clip_norm(self, s: Setting) -> float | None:
-        """C, or none where single gradients are clipped."""
+        """Return C, or None if single gradients are clipped."""
         return None if s.example_clip is not None else super().clip_norm(s)
 
     def stds(self, s: Setting) -> list[float]:
@@ -279,7 +279,7 @@ class DPALDP(TwoVariants):
 
 @dataclass(frozen=True)
 class Shrunk(SumServer):
-    """The mean; each coordinate of the model that it leads to is shrunk by `l1`, which is the proximal step of l1 ||w||_1."""
+    """The mean; each coordinate of the resulting model is shrunk by `l1`, the proximal step of l1 ||w||_1."""
 
     l1: float
 

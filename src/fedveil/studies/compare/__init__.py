@@ -1,1 +1,1 @@
-"""Methods at equal guarantee."""
+"""Comparison of methods at equal guarantee."""

@@ -28,11 +28,11 @@ from fedveil.tasks.task import Column
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """The result of a comparison.
 
     Args:
-        path: its directory, with a run directory for each cell. rows: one a method, partition and epsilon, in the asked order.
-        The others are those of the `ComparisonSpec`.
+        path: its directory, with a run directory for each cell. rows: one per method, partition and epsilon, in the order of the
+            specification. The other fields are those of `ComparisonSpec`.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def names(self) -> dict[str, str]:
-        """The methods under short names."""
+        """The short names of the methods."""
         return short_names(self.methods)
 
     @property
@@ -62,27 +62,27 @@ class Comparison:
 
     @property
     def blocks(self) -> dict[tuple[str, float], list[Row]]:
-        """By partition and epsilon, the rows that may be compared with each other, best first."""
+        """Blocks of rows that may be compared with each other, by partition and epsilon, best first."""
         return blocks(self.rows)
 
     @property
     def failed(self) -> bool:
-        """Whether a row that could be run has no number."""
+        """Whether a row has no result although it could be run."""
         return any(row.states and not row.values for row in self.rows)
 
     @property
     def problems(self) -> dict[str, list[str]]:
-        """What was not run or went wrong, each with the guarantees at which it did."""
+        """Sentences about rows that were not run or failed, each with its guarantees."""
         return problem_sentences(self.rows, self.names, self.by)
 
     @property
     def assumptions(self) -> TextSection:
-        """What the proven numbers rest on."""
+        """The assumptions of the proven epsilons."""
         return assumptions_of(self.rows, self.names)
 
     @property
     def sentences(self) -> list[str]:
-        """The sample, the test and its limits, and what the epsilons mean."""
+        """Sentences about the sample, the test and its limits, and the meaning of the epsilons."""
         most = max((sum(r.complete for r in block) for block in self.blocks.values()), default=0)
         return [*sample_sentences(self.seeds, most, self.what), *promise_sentences(self.rows, self.by)]
 
@@ -96,10 +96,10 @@ def compare(
 
     Args:
         out: directory; by default one under runs/ that belongs to this configuration.
-        jobs: cells at a time; by default the cores. listener: hears what is checked, what was planned and how the runs go on.
+        jobs: cells in parallel; by default the number of cores. listener: called for checks, the plan and the progress of runs.
 
     Raises:
-        ConfigError: no method can be run, or the directory is that of another comparison.
+        ConfigError: no method can be run, or the directory belongs to another comparison.
     """
     listener = listener or ComparisonListener()
     planned = plan(spec, listener)
@@ -115,7 +115,7 @@ def compare(
 
 
 def default_out(config: Config) -> Path:
-    """The directory of the comparisons of a configuration: the same for the same configuration, so that they continue."""
+    """Return the directory for comparisons of a configuration, always the same, so that a comparison can continue."""
     shared = without_free_keys(config.resolved())
     shared["run"].pop("seed")
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]

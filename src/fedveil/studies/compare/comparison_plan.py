@@ -34,17 +34,16 @@ class ComparisonSpec:
     """Every method at every epsilon with every seed, at equal guarantee.
 
     Args:
-        config: what all methods share; its method section counts for that method only.
-        methods: `name` or `name:key=value:key=value`; a key with a dot is one of another section.
-        epsilons: guarantees; inf is a run without noise.
+        config: common configuration; its method section is used for that method only.
+        methods: `name` or `name:key=value:key=value`; a key with a dot belongs to another section.
+        epsilons: guarantees; inf for a run without noise.
         seeds: each has its own initial model, partition, batches and noise (see `seeds_from`).
-        partitions: `kind`, `kind:value` or `kind:key=value:...`; none for that of the configuration.
-        by: `proven`, the proven variants at equal proven epsilon; `claimed`, the published ones at equal claimed epsilon.
-        metric: the number that is compared, a column of the history after the last round; empty: the main metric of the
-            task.
+        partitions: `kind`, `kind:value` or `kind:key=value:...`; empty for that of the configuration.
+        by: `proven`, proven variants at equal proven epsilon; `claimed`, published variants at equal claimed epsilon.
+        metric: the compared number, a column of the history after the last round; empty for the main metric of the task.
 
     Raises:
-        ConfigError: nothing to compare, something given twice, or an impossible value.
+        ConfigError: there is nothing to compare, a value is given twice, or a value is invalid.
     """
 
     config: Config
@@ -76,13 +75,13 @@ class ComparisonSpec:
 
 
 def column_of(config: Config, metric: str) -> Column:
-    """The column that is compared: `metric`, or the main one of the task."""
+    """Return the compared column: `metric`, or the main metric of the task."""
     columns = columns_of(task_of(config))
     return columns[metric] if metric else columns.main
 
 
 def seeds_from(config: Config, count: int) -> range:
-    """So many seeds, from that of the configuration on."""
+    """Return a number of consecutive seeds, starting with that of the configuration."""
     if count < 1:
         raise ConfigError(f"--seeds {count}: at least 1 seed is needed, 3 or more to see a spread")
     return range(config.run.seed, config.run.seed + count)
@@ -94,14 +93,14 @@ def _distinct(option: str, values: Sequence[str]) -> None:
 
 
 PROMISE = ("privacy.view", "privacy.unit", "privacy.adjacency", "privacy.delta")
-"""What an epsilon speaks of; proven ones are equal only where these are."""
+"""The scope of an epsilon; proven epsilons are comparable only if these keys are equal."""
 
 
 def configured(config: Config, method: str, by: By = "proven") -> Config:
-    """The configuration with another method: `name:key=value:...`; the configuration's own method keeps its options.
+    """Return the configuration with another method, `name:key=value:...`; the method of the configuration keeps its options.
 
     Raises:
-        ConfigError: an unknown method, or an option that cannot be.
+        ConfigError: the method is unknown, or an option is invalid.
     """
     name, *options = method.split(":")
     kind = METHODS.find(name, "--methods")
@@ -128,7 +127,7 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
 
 
 def with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str, Config]]:
-    """The configuration with each partition, under its name; as it is where none is named."""
+    """Return the configuration with each partition, by name; unchanged if none is given."""
     if not partitions:
         return [("", config)]
     return [
@@ -138,10 +137,10 @@ def with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str
 
 
 def partition_of(text: str, config: Config) -> dict[str, Any]:
-    """The partition that `kind:value` or `kind:key=value:...` describes, among the configuration's clients by default.
+    """Parse the partition that `kind:value` or `kind:key=value:...` describes, by default with the clients of the configuration.
 
     Raises:
-        ConfigError: an unknown kind or key, an impossible value.
+        ConfigError: the kind, a key or a value is unknown or invalid.
     """
     kind, *parts = text.split(":")
     raw: dict[str, Any] = {"partition": {"kind": kind}}
@@ -155,23 +154,23 @@ def partition_of(text: str, config: Config) -> dict[str, Any]:
 
 
 def _main_option(kind: str) -> str:
-    """The option that a bare value stands for: the first that the kind has of its own."""
+    """Return the option for which a bare value stands: the first option specific to the kind."""
     fields = PARTITIONS[kind].model_fields if kind in PARTITIONS else {}
     own = [key for key in fields if key not in ("kind", "clients")]
     return own[0] if own else "clients"
 
 
 CLOSE = 1e-3
-"""Claims this near to each other, relatively, count as equal."""
+"""The relative difference up to which claims count as equal."""
 TIMES = 10
 """privacy.epsilon is searched up to 4 ** TIMES above or below the wanted claim."""
 
 
 def at_claim(config: Config, epsilon: float) -> Config:
-    """The configuration whose claim is `epsilon`; where there is no claim beside the proof, the one that proves it.
+    """Return the configuration with claim `epsilon`; without a claim in addition to the proof, the one that proves it.
 
-    `privacy.epsilon` of a published variant is what its paper calls epsilon (of a round, of a step, of the whole run), so that
-    the claim of the run can differ from it.
+    `privacy.epsilon` of a published variant is the epsilon of the paper (of a round, of a step, of the whole run), so the claim
+    for the run can differ from it.
 
     Raises:
         ConfigError: the claim does not follow privacy.epsilon, or jumps over the wanted one.
@@ -191,7 +190,7 @@ def at_claim(config: Config, epsilon: float) -> Config:
 
 
 def _bracket(config: Config, epsilon: float, first: float) -> tuple[float, float] | None:
-    """Logarithms of two values of privacy.epsilon, one with a claim below the wanted and one above; None where none is found."""
+    """Return logarithms of two values of privacy.epsilon with claims below and above the wanted claim; None if there are none."""
     start = math.log(epsilon)
     step = -1 if first > epsilon else 1
     for times in range(1, TIMES + 1):
@@ -202,7 +201,7 @@ def _bracket(config: Config, epsilon: float, first: float) -> tuple[float, float
 
 
 def _gap(config: Config, log: float, epsilon: float) -> float:
-    """How far the claim lies above the wanted one, in logarithms."""
+    """Return the logarithm of the claim divided by the wanted claim."""
     claimed = _claimed(config, math.exp(log)) or 0.0
     return math.log(max(claimed, 1e-300)) - math.log(epsilon)
 
@@ -219,10 +218,10 @@ def _at(config: Config, epsilon: float) -> Config:
 
 
 class Check:
-    """Checks configurations; a data set is loaded once, and partitioned once a seed.
+    """A check of configurations, which loads each data set once and partitions it once per seed.
 
     Args:
-        column: the number that is compared.
+        column: the compared number.
     """
 
     def __init__(self, column: Column) -> None:
@@ -231,7 +230,7 @@ class Check:
         self._problems: dict[tuple[str, int], str] = {}
 
     def problem(self, configs: Sequence[Config]) -> str:
-        """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
+        """Return why the runs of a row, which differ in the seed only, cannot give the number; an empty string if they can."""
         try:
             if self.column.name.startswith("mean_personal_"):
                 _needs_personal_models(configs[0], self.column.name)
@@ -251,7 +250,7 @@ class Check:
         if key not in self._problems:
             try:
                 ready = prepare(data_spec(config), self._loaded.get(source))
-                if config.data.partition.get("kind") != "users":  # which may have cut other tests out of it
+                if config.data.partition.get("kind") != "users":  # another seed may have split off other tests
                     self._loaded = {source: ready.dataset}
                 self._problems[key] = ""
             except FedveilError as problem:
@@ -260,7 +259,7 @@ class Check:
 
 
 def _needs_personal_models(config: Config, metric: str) -> None:
-    """Refuse a configuration that measures no models of the clients' own."""
+    """Refuse a configuration that does not measure personal models of clients."""
     from fedveil.training.local import HasPersonalModel
 
     if config.run.engine == "flower":
@@ -278,7 +277,7 @@ def _needs_personal_models(config: Config, metric: str) -> None:
 
 
 SLACK = 1e-4
-"""A proven epsilon may be this much above its target, relatively: noise is calibrated to rounding."""
+"""The largest relative excess of a proven epsilon over its target, for rounding in the calibration."""
 
 
 @dataclass(frozen=True)
@@ -286,9 +285,9 @@ class Planned:
     """One row of the comparison, before it is run.
 
     Args:
-        method: as it was asked for, options included. partition: likewise, or empty where there is one only.
-        epsilon: the guarantee it is compared at; inf for a run without noise. cells: one a seed, none if it cannot be run.
-        reason: why it cannot. statement: what it will promise.
+        method: as given, with options. partition: as given, or empty if there is only one.
+        epsilon: the guarantee; inf for a run without noise. cells: one per seed, none if the row cannot be run.
+        reason: why it cannot be run. statement: the promise of the runs.
     """
 
     method: str
@@ -300,24 +299,24 @@ class Planned:
 
 
 class ComparisonListener(Listener):
-    """Follows a comparison; does nothing by itself."""
+    """A listener to a comparison, which ignores all events."""
 
     def checking(self, what: str) -> None:
-        """Before a method is checked: which, and with which partition."""
+        """Called before a method is checked with a partition."""
 
     def planned(self, rows: Sequence[Planned]) -> None:
-        """When all methods are checked, before anything runs."""
+        """Called when all methods are checked, before anything runs."""
 
 
 def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> list[Planned]:
-    """The rows of the comparison, those that cannot be run with their reason; the data of every seed are partitioned for that.
+    """Return the rows of the comparison, with a reason if they cannot be run; to find out, the data are partitioned for each seed.
 
-    A method that has no noise to calibrate is run once without any, as the reference.
+    A method without calibrated noise is run once without noise, as the reference.
 
     Raises:
-        ConfigError: an unknown method, key, partition or value.
+        ConfigError: a method, key, partition or value is unknown.
     """
-    method_of(spec.config)  # its plugins may bring others of the methods
+    method_of(spec.config)  # plugins of the configuration may define other methods
     check, listener = Check(column_of(spec.config, spec.metric)), listener or ComparisonListener()
     places = with_partitions(spec.config, spec.partitions)
     asked = [(configured(base, method, spec.by), method, partition) for partition, base in places for method in spec.methods]
@@ -332,7 +331,7 @@ def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> li
 
 
 def _rows(config: Config, method: str, partition: str, spec: ComparisonSpec) -> list[Planned]:
-    """The rows of a method, one a guarantee; of one that has no noise at all, the reference."""
+    """Return the rows of a method, one per guarantee; for a method without noise, the reference."""
     reference = _without_noise(_privacy(config), method, partition, spec.seeds)
     if reference.cells:
         return [reference]
@@ -344,7 +343,7 @@ def _rows(config: Config, method: str, partition: str, spec: ComparisonSpec) -> 
 
 
 def _checked(row: Planned, check: Check) -> Planned:
-    """The row, without its cells where they could not give the number."""
+    """Return the row, with a reason instead of cells if these cannot give the number."""
     problem = check.problem([cell.config for cell in row.cells]) if row.cells else ""
     return replace(row, cells=(), reason=problem) if problem else row
 
@@ -361,7 +360,7 @@ def _row(config: Config, method: str, partition: str, epsilon: float, spec: Comp
 
 
 def _same_guarantee(statement: Statement, epsilon: float, by: By) -> None:
-    """Refuse what does not keep the promise that the rows are compared at."""
+    """Refuse a configuration that does not keep the common guarantee of the rows."""
     proven = statement.proven
     if by == "proven" and not proven.epsilon <= epsilon * (1 + SLACK):
         raise ConfigError(
@@ -371,7 +370,7 @@ def _same_guarantee(statement: Statement, epsilon: float, by: By) -> None:
 
 
 def _without_noise(config: Config, method: str, partition: str, seeds: Sequence[int]) -> Planned:
-    """The row of a configuration that is to be without noise."""
+    """Return the row of a configuration without noise."""
     try:
         statement = certify_config(config)
     except FedveilError as problem:
@@ -395,7 +394,7 @@ def _cells(config: Config, method: str, partition: str, epsilon: float, name: st
 
 
 def _privacy(config: Config, **promise: float) -> Config:
-    """The configuration with this promise and no other."""
+    """Return the configuration with this promise and no other."""
     section = config.privacy.model_copy(update={"epsilon": None, "noise_multiplier": None, **promise})
     return config.model_copy(update={"privacy": section})
 

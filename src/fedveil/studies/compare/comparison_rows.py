@@ -33,11 +33,11 @@ class Row:
 
     Args:
         method, partition, epsilon: as planned; epsilon is inf for a run without noise.
-        column: the compared number. seeds: how many were asked for. values: by seed, the final model's number.
-        rank: by mean within its block, 1 the best; None where the block has nothing to compare it with, or seeds are missing.
-        against: the test against the best of the block, None for the best itself and where there is no sample.
-        statement: what the runs promise, that of the largest proven epsilon where seeds differ, as by the users that they draw.
-        problems: why it was not run, or what went wrong in single cells. states: of its cells.
+        column: the compared number. seeds: number of planned seeds. values: by seed, the number of the final model.
+        rank: by mean within the block, 1 is the best; None if the block has a single row, or seeds are missing.
+        against: the test against the best of the block; None for the best, or without a sample.
+        statement: the promise of the runs; if seeds differ (by the users that they draw), that of the largest proven epsilon.
+        problems: why it was not run, or the errors of single cells. states: of its cells.
     """
 
     method: str
@@ -54,12 +54,12 @@ class Row:
 
     @property
     def statements(self) -> list[Statement]:
-        """Of its finished runs, which may assume different things, as their engines do; of the plan where none has ended."""
+        """The statements of finished runs, whose assumptions may differ by engine; that of the plan if none has finished."""
         return _made(self.states) or ([] if self.statement is None else [self.statement])
 
     @property
     def mean(self) -> float:
-        """Over the seeds; nan without any."""
+        """Mean over the seeds; nan without any."""
         return fmean(self.values.values()) if self.values else math.nan
 
     @property
@@ -74,36 +74,36 @@ class Row:
 
     @property
     def around(self) -> tuple[float, float]:
-        """That interval, of a share as far as one can be in it; the mean alone for fewer than two seeds."""
+        """The confidence interval, limited to [0, 1] for a share; the mean alone for fewer than two seeds."""
         half = 0.0 if math.isnan(self.interval) else self.interval
         low, high = self.mean - half, self.mean + half
         return (max(0.0, low), min(1.0, high)) if self.column.share else (low, high)
 
     @property
     def complete(self) -> bool:
-        """Whether all seeds gave a number; a mean over those that did not fail favours a method that fails."""
+        """Whether all seeds gave a number; otherwise the mean would favour a method that fails."""
         return len(self.values) == self.seeds > 0
 
     @property
     def block(self) -> tuple[str, float]:
-        """What it is compared within: the same partition and the same guarantee."""
+        """The block of the row: its partition and its guarantee."""
         return self.partition, self.epsilon
 
 
 def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], column: Column) -> list[Row]:
-    """The rows in the planned order, ranked and tested within their blocks.
+    """Return the rows in the planned order, ranked and tested within their blocks.
 
     Args:
-        states: by the name of the cell. column: of the history; its last value counts.
+        states: by name of the cell. column: of the history; the last value is used.
     """
     rows = [_row(p, [states[cell.name] for cell in p.cells], column) for p in planned]
     return [_placed(row, [r for r in rows if r.block == row.block and r.complete]) for row in rows]
 
 
 def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
-    """Rows that may be compared with each other, each from the best to the worst, those without a result last.
+    """Return blocks of comparable rows, from the best to the worst, rows without a result last.
 
-    Blocks come by partition, then by epsilon, runs without noise last.
+    Blocks are sorted by partition, then epsilon, runs without noise last.
     """
     rows = list(rows)
     partitions = list(dict.fromkeys(row.partition for row in rows))
@@ -139,12 +139,12 @@ def _row(planned: Planned, states: Sequence[CellState], column: Column) -> Row:
 
 
 def _made(states: Iterable[CellState]) -> list[Statement]:
-    """The statements of those that have ended."""
+    """Return the statements of finished cells."""
     return [state.statement for state in states if state.statement is not None]
 
 
 def _problem(state: CellState, value: float | None, metric: str) -> str:
-    """What went wrong in a cell, in words that are the same for all seeds where it is; an empty string where nothing did."""
+    """Return the problem of a cell, in the same words for all seeds; an empty string if there is none."""
     if state.state == "failed":
         return f"failed: {state.error}"
     if not state.rounds:
@@ -164,34 +164,34 @@ def _placed(row: Row, block: Sequence[Row]) -> Row:
 
 
 def short_names(methods: Sequence[str]) -> dict[str, str]:
-    """Each method under its bare name where that names it alone, else with its options."""
+    """Return short names: the name of the method if it is unique, else with options."""
     bare = [m.split(":")[0] for m in methods]
     return {m: b if bare.count(b) == 1 else m.replace(":", " ", 1).replace(":", ", ") for m, b in zip(methods, bare, strict=True)}
 
 
 def mean_and_sd(row: Row) -> str:
-    """The mean with the sample standard deviation over the seeds."""
+    """Return the mean with the sample standard deviation over the seeds."""
     return row.column.text(row.mean, row.sd)
 
 
 def count(row: Row) -> str:
-    """How many of the seeds gave a number."""
+    """Return how many of the seeds gave a number."""
     return f"{len(row.values)} of {row.seeds}"
 
 
 def claimed(row: Row) -> str:
-    """The epsilon that the paper claims, `none` where it claims nothing."""
+    """Return the epsilon that the paper claims, or `none`."""
     claim = row.statement.claimed if row.statement else None
     return "none" if claim is None else epsilon(claim.epsilon, "∞", number)
 
 
 def proven(row: Row) -> str:
-    """The proven epsilon of the run's own scope."""
+    """Return the proven epsilon of the run's scope."""
     return epsilon(row.statement.proven.epsilon, "∞") if row.statement else "–"
 
 
 def verdict(row: Row) -> str:
-    """How the row stands to the best of its block."""
+    """Return the result of the test against the best of the block."""
     if not row.values:
         return "no result"
     if not row.complete:
@@ -205,13 +205,13 @@ def verdict(row: Row) -> str:
 
 
 def guarantee(partition: str, at: float, by: str) -> str:
-    """The heading of a block."""
+    """Return the heading of a block."""
     promise = "without noise (no guarantee)" if math.isinf(at) else f"{by} epsilon = {at:g}"
     return f"{partition}, {promise}" if partition else promise
 
 
 def problem_sentences(rows: Sequence[Row], names: Mapping[str, str], by: str) -> dict[str, list[str]]:
-    """What was not run or went wrong, each with the guarantees at which it did. names: of the methods, short."""
+    """Return sentences about rows that were not run or failed, with their guarantees. names: short names of methods."""
     said: dict[str, list[str]] = {}
     for row in rows:
         for problem in row.problems:
@@ -220,10 +220,10 @@ def problem_sentences(rows: Sequence[Row], names: Mapping[str, str], by: str) ->
 
 
 def sample_sentences(seeds: Sequence[int], most: int, what: str) -> list[str]:
-    """The test, its sample, and what such a sample cannot show.
+    """Return sentences about the test, its sample and its limits.
 
     Args:
-        most: methods in the largest block. what: the number that is compared.
+        most: methods in the largest block. what: the compared number.
     """
     n = len(seeds)
     sample = (
@@ -256,7 +256,7 @@ def sample_sentences(seeds: Sequence[int], most: int, what: str) -> list[str]:
 
 
 def assumptions_of(rows: Sequence[Row], names: Mapping[str, str]) -> TextSection:
-    """What the proven numbers rest on; a line begins with its methods where it is not that of all. names: short."""
+    """Return the assumptions of the proven epsilons; a line names its methods unless it holds for all. names: short names."""
     resting: dict[Assumption, dict[str, None]] = {}
     proved: dict[str, None] = {}
     for name, statement in ((names[row.method], s) for row in rows for s in row.statements):
@@ -269,7 +269,7 @@ def assumptions_of(rows: Sequence[Row], names: Mapping[str, str]) -> TextSection
 
 
 def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
-    """What the epsilons of the table mean, and where they do not mean the same."""
+    """Return sentences about the meaning of the epsilons, and differences between rows."""
     own = list(dict.fromkeys(f"{r.statement.scope}, delta = {r.statement.delta:g}" for r in rows if r.statement))
     said = [f"Proven: {'; '.join(own)}."] if own else []
     seen: dict[str, dict[str, None]] = {}

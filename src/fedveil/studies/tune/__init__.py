@@ -1,1 +1,1 @@
-"""Choosing settings without looking at the data that are to be protected."""
+"""Choosing settings without leaking the data to be protected."""

@@ -1,4 +1,4 @@
-"""Settings to try, each as runs on a public data set that is partitioned like the data to be protected."""
+"""Settings to try, as runs on a public data set with the partition of the data to be protected."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedveil.experiment.public_setting import population_of, setting_of
 from fedveil.studies.cell import Cell
 
 FIXED = ("privacy", "data", "public", "run")
-"""Sections that are not tuned: guarantee, data and randomness stay."""
+"""Sections that are not tuned: guarantee, data and randomness."""
 FREE_OF_THESE = ("data.features", "public.components", "run.final_model")
 
 
 @dataclass(frozen=True)
 class TuningSpec:
-    """What is tuned and how.
+    """The specification of tuning on a public proxy.
 
     Args:
-        config: to be tuned; its data are not looked at. proxy: a public data set of the catalogue.
-        grid: values to try by key, `section.key`; every combination is tried. seeds: runs of each, from run.seed on.
+        config: configuration to tune; its data are not read. proxy: a public data set of the catalogue.
+        grid: values to try by key, `section.key`; every combination is tried. seeds: number of runs of each, from run.seed on.
     """
 
     config: Config
@@ -47,11 +47,11 @@ class TuningSpec:
         check_grid(self.grid)
 
     def settings(self) -> list[dict[str, Any]]:
-        """Every combination."""
+        """All combinations of values."""
         return combinations(self.grid)
 
     def cells(self) -> list[Cell]:
-        """A run of each combination and seed on the proxy."""
+        """Return a cell for each combination and seed on the proxy."""
         sections, first = proxy_sections(self.config, self.proxy), self.config.run.seed
         found = []
         for i, setting in enumerate(self.settings()):
@@ -62,7 +62,7 @@ class TuningSpec:
 
 
 def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse a grid that is empty, or touches guarantee, data or randomness."""
+    """Refuse a grid that is empty or changes guarantee, data or randomness."""
     if not grid:
         raise ConfigError("nothing to try: give --try section.key=[value, value] at least once")
     for key, values in grid.items():
@@ -73,12 +73,12 @@ def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of the values."""
+    """Return all combinations of the values."""
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def proxy_sections(config: Config, proxy: str) -> dict[str, Any]:
-    """The configuration on the proxy instead of its data: as many clients with as many examples, seeded noise, no budget.
+    """Return sections that replace the data by the proxy: as many clients with as many examples, seeded noise, no budget.
 
     Raises:
         ConfigError: the proxy has too few examples.
@@ -103,15 +103,15 @@ def proxy_sections(config: Config, proxy: str) -> dict[str, Any]:
 
 
 def overrides(setting: Mapping[str, Any]) -> list[str]:
-    """The setting as `--set` takes it."""
+    """Return the setting as arguments of `--set`."""
     return [f"{key}={json.dumps(value)}" for key, value in setting.items()]
 
 
 def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
-    """The grid that `section.key=[value, value]`, given once for each key, describes.
+    """Parse a grid from `section.key=[value, value]`, once for each key.
 
     Raises:
-        ConfigError: another form, or a key twice.
+        ConfigError: an entry has another form, or a key occurs twice.
     """
     grid: dict[str, list[Any]] = {}
     for item in items:

@@ -1,7 +1,7 @@
 """Search for settings: on a public proxy, by private selection, or on the private data at the composed price.
 
-The whole price is charged before the first run. What is kept afterwards is the published copy of the best run, without times;
-all other runs are gone, and nothing that is written, shown or returned depends on how many there were.
+A private search is charged completely before its first run. Afterwards only the published copy of the best run remains, without
+times; all other runs are deleted, and nothing that is written, printed or returned depends on their number.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SearchSpec:
     """A search on the private data.
 
     Args:
-        config: to be tuned. grid: values to try by key, `section.key`.
-        score_noise: noise multiplier of the score by the clients' own examples; None: the test set, which is public, decides.
+        config: configuration to tune. grid: values to try by key, `section.key`.
+        score_noise: noise multiplier of the score on the clients' examples; None to choose by the public test set.
     """
 
     config: Config
@@ -81,10 +81,10 @@ class SearchSpec:
         check_score(task_of(self.config), tests=True)
 
     def candidates(self, selection: Mapping[str, Any], **privacy: Any) -> list[Config]:
-        """The configuration of each setting, as that of a run which such a selection chose.
+        """Return the configuration of each setting, as that of a run that this selection chose.
 
         Raises:
-            ConfigError: the settings do not release the same at the same price, which is counted once for all of them.
+            ConfigError: the releases of the settings or their prices differ; one price is counted for all of them.
         """
         sections = self.config.model_dump(mode="json")
         noise = {} if self.score_noise is None else {"score_noise": self.score_noise}
@@ -102,7 +102,7 @@ class SearchSpec:
 
 
 def _same(one: Sequence[Event], other: Sequence[Event]) -> bool:
-    """Whether two runs release the same, up to the rounding of noise levels."""
+    """Return whether two runs make the same releases, up to the rounding of noise levels."""
     if len(one) != len(other):
         return False
     pairs = [pair for a, b in zip(one, other, strict=True) for pair in zip(event_columns(a), event_columns(b), strict=True)]
@@ -111,7 +111,7 @@ def _same(one: Sequence[Event], other: Sequence[Event]) -> bool:
 
 @dataclass(frozen=True)
 class Looked:
-    """A run that was looked at: its state, its setting, and its score, better where higher."""
+    """An inspected run: its state, its setting, and its score (higher is better)."""
 
     state: CellState
     setting: Mapping[str, Any]
@@ -119,9 +119,9 @@ class Looked:
 
 
 def look_at_all(spec: SearchSpec, out: Path, jobs: int | None = None, listener: Listener | None = None) -> list[Looked]:
-    """Run every setting in `out`, where an interrupted search continues; returns what ended, best first.
+    """Run every setting in `out`, resuming an interrupted search; return the finished runs, best first.
 
-    Each has the noise at which it alone would cost privacy.epsilon; what is proven of it counts all of them.
+    Each run has the noise at which it alone would cost privacy.epsilon; its proven epsilon counts all runs.
 
     Raises:
         FedveilError: no setting could be run.
@@ -141,7 +141,7 @@ def look_at_all(spec: SearchSpec, out: Path, jobs: int | None = None, listener: 
 
 
 def _score(spec: SearchSpec, state: CellState) -> float | None:
-    """By which a run is chosen, better where higher; None where it failed."""
+    """Return the score of a run, higher is better; None if it failed."""
     if state.error or state.state != "done":
         return None
     if spec.score_noise is not None:
@@ -150,27 +150,27 @@ def _score(spec: SearchSpec, state: CellState) -> float | None:
 
 
 BOOKED = "selection.json"
-"""In the search's folder, written before the first run: what was charged. Without WINNER beside it the search broke off."""
+"""The file in the folder of the search with the charge, written before the first run. Without WINNER, the search was interrupted."""
 WINNER = "run"
 
 
 @dataclass(frozen=True)
 class Chance:
-    """Where the number of runs and their settings come from: `bits(n)` is uniform of n bits, `below(n)` uniform below n."""
+    """The randomness of a search: `bits(n)` are n uniform bits, `below(n)` is uniform below n."""
 
     bits: Callable[[int], int] = secrets.randbits
     below: Callable[[int], int] = secrets.randbelow
 
 
 def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Chance | None = None) -> tuple[Path, Statement]:
-    """Search, and leave the published copy of the best run in `out`; returns its directory and its statement.
+    """Search, and write the published copy of the best run to `out`; return its directory and its statement.
 
     Args:
-        selection: the law of the secret number of runs. chance: secret by default.
+        selection: distribution of the secret number of runs. chance: secret randomness by default.
 
     Raises:
-        ConfigError: before anything is charged. BudgetExhausted: privacy.budget has no room, and nothing was trained.
-        FedveilError: no run could be finished; the charge stays.
+        ConfigError: invalid settings; nothing is charged. BudgetExhausted: privacy.budget does not suffice; nothing is trained.
+        FedveilError: no run finished; the charge stays.
     """
     law, chance, config = selection.law, chance or Chance(), spec.config
     if law is None or config.run.seeded_noise or config.run.track:
@@ -208,12 +208,12 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
 
 
 def _same_data(one: Config, other: Config) -> bool:
-    """Whether two configurations train on the same tensors."""
+    """Return whether two configurations train on the same tensors."""
     return (one.data, one.public, one.task) == (other.data, other.public, other.task)
 
 
 def _tried(config: Config, prepared: Prepared, work: Path, best: float) -> float:
-    """The score of one run, which stays in `work / "best"` if it is the best so far; -inf where it failed."""
+    """Return the score of one run, or -inf if it failed; the best run so far stays in `work / "best"`."""
     folder = work / "candidate"
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -224,7 +224,7 @@ def _tried(config: Config, prepared: Prepared, work: Path, best: float) -> float
             score = result.columns.main.sign * result.score
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a failure is an outcome of the run, and secret like it
+    except BaseException:  # a failure is secret, like every outcome of the run
         return -math.inf
     if math.isnan(score) or score <= best:
         return -math.inf
@@ -235,7 +235,7 @@ def _tried(config: Config, prepared: Prepared, work: Path, best: float) -> float
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing that a run prints, warns of or logs gets out."""
+    """Suppress all output, warnings and logs of a run."""
     level = logging.root.manager.disable
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -247,7 +247,7 @@ def _silence() -> Iterator[None]:
 
 
 def _book(config: Config, candidate: Config, out: Path) -> None:
-    """Charge the whole search to privacy.budget, if there is one, and write down that it began."""
+    """Charge the whole search to privacy.budget, if there is one, and record that it began."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         begun = "holds a search that was begun and charged" if (out / BOOKED).exists() else "exists and is not empty"
         raise ConfigError(
@@ -283,7 +283,7 @@ def _book(config: Config, candidate: Config, out: Path) -> None:
 
 @dataclass(frozen=True)
 class TriedSetting:
-    """One setting with its scores on the proxy's test set, one a seed; NaN where a run failed, with the reason."""
+    """One setting with its scores on the proxy's test set, one per seed; NaN and the reason if a run failed."""
 
     setting: Mapping[str, Any]
     scores: tuple[float, ...]
@@ -291,7 +291,7 @@ class TriedSetting:
 
     @property
     def mean(self) -> float:
-        """Of the scores."""
+        """Mean of the scores."""
         return statistics.mean(self.scores)
 
 
@@ -305,7 +305,7 @@ class Tuned:
 
 
 def tune_on(spec: TuningSpec, out: Path, jobs: int | None = None, listener: Listener | None = None) -> Tuned:
-    """Run the grid on the proxy, in `out`, where an interrupted one continues; write `tuned.toml` and `tuning.json` there.
+    """Run the grid on the proxy in `out`, resuming an interrupted search; write `tuned.toml` and `tuning.json` there.
 
     Raises:
         FedveilError: no setting could be run.
@@ -330,7 +330,7 @@ def tune_on(spec: TuningSpec, out: Path, jobs: int | None = None, listener: List
 
 
 def record(spec: TuningSpec, tuned: Tuned) -> dict[str, Any]:
-    """What was tried, on what, and what came out."""
+    """Return the record of the settings, the proxy and the scores."""
     return {
         "on": spec.proxy,
         "metric": tuned.metric.name,

@@ -1,6 +1,6 @@
 """fedveil: differentially private federated learning whose privacy you can check.
 
-The names below load what they need when first used, so that `import fedveil` is quick and `certify` never imports torch.
+The names below are imported on first use, so that `import fedveil` is quick and `certify` never imports torch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ sys.meta_path.insert(0, Moved())
 
 
 def _places() -> dict[str, str]:
-    """Where each name is; the classes of the methods are where their tables say."""
+    """Return the place of each name; those of method classes come from the method tables."""
     table = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
     table = table | importlib.import_module("fedveil.registry").built_in("method")
     return _WHERE | {place.partition(":")[2]: place for place in table.values()}

@@ -26,13 +26,13 @@ DASHES = ("-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
 
 
 def style(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the series at `index`: series differ without colour too."""
+    """Return colour, marker and dash of the series at `index`; series differ without colour, too."""
     names = ("color", "marker", "linestyle")
     return {name: kinds[index % len(kinds)] for name, kinds in zip(names, (COLOURS, MARKERS, DASHES), strict=True)}
 
 
 def writable(path: str | Path) -> Path:
-    """The path of a picture to be written.
+    """Return the path of a picture after checking that it can be written.
 
     Raises:
         ConfigError: the suffix is not .png, .svg or .pdf, or the folder does not exist.
@@ -46,14 +46,14 @@ def writable(path: str | Path) -> Path:
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure, in inches."""
+    """Return an empty figure; sizes are in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def panels(figure: Figure, count: int, across: int) -> list[Axes]:
-    """The axes of `count` panels, at most `across` beside each other, left to right and down; empty places are not drawn."""
+    """Return the axes of `count` panels, at most `across` in a row, from left to right and down; empty places are hidden."""
     across = min(across, count)
     axes = list(figure.subplots(-(-count // across), across, squeeze=False).ravel())
     for axis in axes[count:]:
@@ -62,7 +62,7 @@ def panels(figure: Figure, count: int, across: int) -> list[Axes]:
 
 
 def quiet(axis: Axes, grid: Literal["both", "x", "none"] = "both", size: float | None = None) -> None:
-    """No frame at the top and the right, and a pale grid. size: of the tick labels, in points."""
+    """Remove the frame at the top and the right, and draw a pale grid. size: of the tick labels, in points."""
     axis.spines[["top", "right"]].set_visible(False)
     if grid != "none":
         axis.grid(axis=grid, alpha=0.25)
@@ -71,7 +71,7 @@ def quiet(axis: Axes, grid: Literal["both", "x", "none"] = "both", size: float |
 
 
 def by_round(axis: Axes) -> None:
-    """The x axis counts rounds: ticks at whole numbers only."""
+    """Set ticks of the x axis at whole numbers only, since it counts rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_xlabel("round", fontsize=8)
@@ -79,19 +79,19 @@ def by_round(axis: Axes) -> None:
 
 
 def legend_below(figure: Figure, axis: Axes) -> None:
-    """The legend of one panel under the whole figure, as many entries beside each other as there is room for."""
+    """Draw the legend of one panel under the figure, with as many entries in a row as fit."""
     handles, labels = axis.get_legend_handles_labels()
     if handles:
-        wide = 0.5 + 0.068 * max(map(len, labels))  # inches of one entry at this size of letters
+        wide = 0.5 + 0.068 * max(map(len, labels))  # width of one entry in inches at this font size
         beside = max(1, min(len(labels), int(figure.get_figwidth() / wide)))
         figure.legend(handles, labels, loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
 
 
 def save(figure: Figure, path: Path, description: str | None = None, dpi: int = 150, *, private: bool = False) -> Path:
-    """Write the figure and return its path; the suffix gives the format. The same figure gives the same file.
+    """Write the figure and return its path; the suffix sets the format. Equal figures give equal files.
 
     Args:
-        description: kept among the metadata of a .png. dpi: pixels an inch. private: for its owner alone (mode 600).
+        description: stored in the metadata of a .png. dpi: pixels per inch. private: readable for the owner only (mode 600).
     """
     from matplotlib import rc_context
 
@@ -109,7 +109,7 @@ def save(figure: Figure, path: Path, description: str | None = None, dpi: int = 
 
 
 def save_rows(path: Path, rows: Sequence[tuple[str, NDArray[np.float32], Sequence[str]]], title: str) -> Path:
-    """Write a picture that only its owner may read: it shows examples.
+    """Write a picture of examples, which only its owner may read.
 
     Args:
         path: ends in .png, .pdf or .svg. rows: name, images (n, height, width, 1 or 3) in [0, 1], and a caption for each; every

@@ -1,4 +1,4 @@
-"""The errors a user can meet. Each message says what was given, what is allowed and what to do."""
+"""Errors for users. Each message says what was given, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class FedveilError(Exception):
 
 
 class ConfigError(FedveilError, ValueError):
-    """A configuration or an argument that cannot be accepted.
+    """An invalid configuration or argument.
 
     Attributes:
-        key: of the configuration, such as `privacy.epsilon`; empty where no single key is at fault. value: what was given.
-        allowed: the names that would have been accepted, where there is a list of them.
+        key: of the configuration, such as `privacy.epsilon`; empty if there is no single wrong key. value: the given value.
+        allowed: the allowed names, if there is a list of them.
     """
 
     def __init__(self, message: str, *, key: str = "", value: Any = None, allowed: Iterable[str] = ()) -> None:
@@ -32,11 +32,11 @@ class ConfigError(FedveilError, ValueError):
 
 
 class DataError(FedveilError):
-    """A data set that is missing, unreadable or not what it says it is."""
+    """A data set that is missing, unreadable or does not match its description."""
 
 
 class UpdateRefused(FedveilError):
-    """A client's update that the door does not let out: NaN, infinite, mis-shaped, mis-typed or oversized."""
+    """A client's update that the door refuses to release: NaN, infinite, mis-shaped, mis-typed or oversized."""
 
 
 class BudgetExhausted(FedveilError):
@@ -44,7 +44,7 @@ class BudgetExhausted(FedveilError):
 
 
 class LedgerError(FedveilError):
-    """A ledger that cannot be opened, read or trusted."""
+    """A ledger that cannot be opened, read or verified."""
 
 
 PLUGIN_FILES: set[str] = set()
@@ -52,7 +52,7 @@ PLUGIN_FILES: set[str] = set()
 
 
 def plugin_fault(error: BaseException) -> str:
-    """In one line, an error that arose in a plugin's code, with the place; an empty string for any other error."""
+    """Return an error in a plugin's code as one line with its place; an empty string for any other error."""
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in PLUGIN_FILES]
     if not places:
         return ""
@@ -65,15 +65,15 @@ _INSTALLED = sysconfig.get_path("purelib")
 
 
 def frames_of(error: BaseException) -> list[tuple[str, int]]:
-    """File and line of each call that an error came through, outermost first."""
+    """Return file and line of each call in the traceback of an error, outermost first."""
     return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def users_place(frames: Sequence[tuple[str, int]]) -> str:
-    """The innermost call in the user's code or in a library of it, as "file:line"; empty if there is none.
+    """Return the innermost call in the user's code or in its libraries, as "file:line"; empty if there is none.
 
     Args:
-        frames: file and line of each call, outermost first. Those before fedveil's last one led here, and do not count.
+        frames: file and line of each call, outermost first. Those before the last call in fedveil are ignored.
     """
     found = ""
     for file, line in frames:
@@ -87,19 +87,19 @@ def users_place(frames: Sequence[tuple[str, int]]) -> str:
 
 
 def one_line(text: str, longest: int = 2000) -> str:
-    """A message as one line of printable characters: others as their escapes, a long one without its middle."""
+    """Return a message as one line: unprintable characters are escaped, and a long message loses its middle."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return line if len(line) <= longest else f"{line[: longest // 2]} ... {line[-longest // 2 :]}"
 
 
 def nearest(word: str, among: Iterable[str]) -> str:
-    """The hint " (did you mean 'x'?)" with the closest of the allowed words, or an empty string."""
+    """Return the hint " (did you mean 'x'?)" with the closest of the allowed words, or an empty string."""
     close = difflib.get_close_matches(word, list(among), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def unknown(key: str, name: object, what: str, among: Iterable[str], do: str = "") -> ConfigError:
-    """The error for a name that nothing has: `key`, of a configuration or of a command, gave it; `do` says what else helps."""
+    """Return the error for an unknown name. key: the key or option with the name. do: further advice."""
     known = list(among)
     where = f"{key} {name}" if key.startswith("--") else f"{key} = {name!r}"
     there = f"there are {', '.join(known)}{f'; {do}' if do else ''}"
@@ -126,7 +126,7 @@ def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> 
         return ConfigError(f"{key}: missing; it must be given", key=key)
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
-        return cause  # of a section that names its keys itself
+        return cause  # in a section with its own key names
     words = str(detail["msg"])
     choices = re.findall("'([^']*)'", words) if detail["type"] == "literal_error" else ()
     return ConfigError(

@@ -1,4 +1,4 @@
-"""Modules of fedveil 0.2 by their old names, through 0.3: importing one warns, and gives the module as it is called now."""
+"""Old names of modules of fedveil 0.2, which work through 0.3: an import warns and returns the module under its new name."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ tasks.column tasks.task
 
 
 def place(old: str) -> str:
-    """Return the full name that a module of 0.2 has now, or "" for one that did not move."""
+    """Return the new full name of a module of 0.2, or "" if it did not move."""
     parts = old.split(".")[1:]
     heads = (end for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in MOVED)
     return next((".".join(("fedveil", MOVED[".".join(parts[:end])], *parts[end:])) for end in heads), "")
 
 
 class Moved(MetaPathFinder, InspectLoader):
-    """Finds modules of 0.2; it comes first, since the path of a package that moved holds its modules under their new names."""
+    """Importer of modules of 0.2. It comes first, since the path of a moved package has its modules under their new names."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         new = place(fullname) if fullname.startswith("fedveil.") else ""
@@ -89,7 +89,7 @@ class Moved(MetaPathFinder, InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = cast(ModuleSpec, module.__spec__).loader_state
-        vars(module).setdefault("__path__", [])  # a package of 0.2 that is one module now
+        vars(module).setdefault("__path__", [])  # a package of 0.2 that is now one module
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the code for `python -m`."""

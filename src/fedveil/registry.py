@@ -1,4 +1,4 @@
-"""Things by name: fedveil's own, those of installed distributions, and those that a plugin registers; imported when looked up."""
+"""Registries of methods, tasks and other kinds by name: of fedveil, of distributions and of plugins; imported on lookup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KINDS = ("method", "task", "model", "data", "attack", "chart", "measure", "engin
 
 @cache
 def built_in(kind: str) -> Mapping[str, str]:
-    """Return the places of fedveil's own things of a kind by name, without those of packages that were left out."""
+    """Return the places of fedveil's own entries of a kind by name, without those of packages that are not installed."""
     found: dict[str, str] = {}
     for table in TABLES:
         try:
@@ -57,10 +57,10 @@ def _points() -> tuple[EntryPoint, ...]:
 
 
 def installed(kind: str) -> dict[str, list[EntryPoint]]:
-    """Return what other distributions register of a kind, by name; nothing of it is imported.
+    """Return the entries of other distributions of a kind, by name; nothing is imported.
 
     Raises:
-        ConfigError: an entry point of no kind.
+        ConfigError: the name of an entry point has no known kind.
     """
     found: dict[str, list[EntryPoint]] = {}
     for point in _points():
@@ -90,7 +90,7 @@ def owner(point: EntryPoint) -> str:
 def registered_files(pattern: str) -> Mapping[str, Path]:
     """Return the files with that pattern, such as "presets/*/*.toml", in the packages that are registered as files.
 
-    A file's name is its path below the first folder, such as METHOD/ROW; of two files of one name the first one counts.
+    A file's name is its path below the first folder, such as METHOD/ROW; of two files of one name, the first is used.
     """
     modules = [*built_in("files").values(), *(point.value for points in installed("files").values() for point in points)]
     found: dict[str, Path] = {}
@@ -102,13 +102,13 @@ def registered_files(pattern: str) -> Mapping[str, Path]:
 
 
 class Registry(MutableMapping[str, Kind]):
-    """A mapping from names to what they stand for; whether a name is known is told without importing it.
+    """A mapping from names to registered objects; whether a name is known is determined without importing it.
 
     Args:
-        key: of the configuration that names one, such as "method.name". what: it is, such as "method".
-        entries: fedveil's own, or the places "module:attribute" where they are.
-        own: what a user does about one of their own, said where a name is unknown; they are decorated with `fedveil.register`.
-        kind: of `KINDS`, if it is another word than `what`.
+        key: the configuration key that selects an entry, such as "method.name". what: the word for an entry, such as "method".
+        entries: those of fedveil, as objects or places "module:attribute".
+        own: advice in errors about unknown names for entries of a user, which are decorated with `fedveil.register`.
+        kind: one of `KINDS`, if it differs from `what`.
     """
 
     def __init__(self, key: str, what: str, entries: Mapping[str, Kind | str], own: str = "", kind: str = "") -> None:
@@ -145,7 +145,7 @@ class Registry(MutableMapping[str, Kind]):
 
     @cached_property
     def _others(self) -> dict[str, list[EntryPoint]]:
-        """What other distributions register, read when a name is not fedveil's own."""
+        """Entries of other distributions, read when a name is not one of fedveil."""
         found = installed(self.kind)
         for name in self._fedveils & found.keys():
             claimed = " and ".join(map(owner, found.pop(name)))
@@ -179,34 +179,34 @@ class Registry(MutableMapping[str, Kind]):
         return [] if name in self._fedveils else self._others.get(name, [])
 
     def require(self, name: str, key: str = "") -> None:
-        """Refuse a name that nothing has; nothing is imported.
+        """Refuse an unknown name, without importing anything.
 
         Args:
-            key: that gave the name, if it is another than the registry's.
+            key: the key with the name, if it differs from the registry's.
 
         Raises:
-            ConfigError: nothing has it.
+            ConfigError: the name is unknown.
         """
         if name not in self:
             raise unknown(key or self.key, name, self.what, self, self.own)
 
     def find(self, name: str, key: str = "") -> Kind:
-        """Return what has this name.
+        """Return the entry of this name.
 
         Args:
-            key: that gave the name, if it is another than the registry's.
+            key: the key with the name, if it differs from the registry's.
 
         Raises:
-            ConfigError: nothing has it.
+            ConfigError: the name is unknown.
         """
         self.require(name, key)
         return self[name]
 
     def add(self, name: str, kind: Kind, code: Any) -> None:
-        """Register one of a project's own, which the class or function `code` makes; the same module may do so again.
+        """Register a user-defined entry that the class or function `code` makes; the same module may register it again.
 
         Raises:
-            ConfigError: another has the name.
+            ConfigError: another entry has the name.
         """
         module, _, title = self._places.get(name, "").partition(":")
         points, package = self.distributions(name), code.__module__.partition(".")[0]

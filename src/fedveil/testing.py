@@ -1,4 +1,4 @@
-"""Checks for extensions: what every method has to pass, as scikit-learn's `check_estimator` does for estimators."""
+"""Checks that every method must pass, as scikit-learn's `check_estimator` for estimators."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 _ROUGHLY = 1e-4
-"""How far the engine that trains several clients together may be from the others, relative to the largest coordinate."""
+"""Largest difference between the engine that trains clients together and the others, relative to the largest coordinate."""
 
 
 def check_method(method: MethodConfig | type[MethodConfig], **sections: Mapping[str, Any]) -> None:
     """Check a registered method on six clients with scikit-learn's digits, in each view that it accepts.
 
-    Its statement can be made; clients, server and plans of neighbouring data differ in nothing public but the released numbers
-    (replay, which holds each contribution against its clip and each pair of worlds against the sensitivity, with huge, tiny and
-    failing examples among the neighbours); the engines agree; an interrupted run continues to the same bits.
+    The method must have a statement. In a replay, neighbouring data may change nothing public but the released numbers, and each
+    contribution must stay within its clip and sensitivity; neighbours include huge, tiny and failing examples. The engines must
+    agree, and an interrupted run must continue to the same bits.
 
     Args:
-        method: a method, or its class. sections: of the configuration, where the method needs other values.
+        method: a method, or its class. sections: sections of the configuration, if the method needs other values.
 
     Raises:
         AssertionError: what fails, one line each.

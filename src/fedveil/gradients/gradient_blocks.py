@@ -1,7 +1,7 @@
-"""The gradients of a batch's examples, parameter by parameter, multiplied out no further than needed; their norms and sums.
+"""The per-example gradients of a batch by parameter, in factored form where possible; their norms and sums.
 
-Nothing here cancels after it was stored: each number of a gradient is one float32 number, or one product of two. So norms and
-sums in float64 err by no more than is charged for (docs/exact-release.md), however many places of an example a layer saw.
+Each entry of a gradient is one float32 number or one product of two, so nothing cancels after rounding. The errors of norms and
+sums in float64 therefore stay below the charged amount (docs/exact-release.md) for any number of places in an example.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class Block(Protocol):
     """One parameter's gradient, of k coordinates, for each of n examples."""
 
     def squares(self) -> Tensor:
-        """Squared L2 norms [n], in float64."""
+        """Return the squared L2 norms [n], in float64."""
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The sum [k] of the gradients by `weights` [n], in float64."""
+        """Return the sum [k] of the gradients, weighted by `weights` [n], in float64."""
         ...
 
     def rows(self) -> Tensor:
-        """The gradients themselves [n, k]."""
+        """Return the gradients [n, k]."""
         ...
 
     def without(self, where: Tensor) -> Block:
-        """The same with the gradients of some examples [n] set to zero."""
+        """Return the block with the gradients of some examples [n] set to zero."""
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """The gradients [n, k] themselves."""
+    """Gradients [n, k] in dense form."""
 
     values: Tensor
 
@@ -86,9 +86,9 @@ def products(left: Tensor, right: Tensor) -> Block:
 
 @dataclass(frozen=True)
 class Lookups:
-    """Rows of a table with `height` rows: row `index` [n, places] is `values` [n, places, width].
+    """Gradients of a table with `height` rows: row `index` [n, places] has the gradient `values` [n, places, width].
 
-    A row that an example has more than once has its value at the first of them, and zero at the others.
+    If an example uses a row more than once, the first place has the sum and the others have zero.
     """
 
     index: Tensor
@@ -114,7 +114,7 @@ class Lookups:
 
 
 def lookups(index: Tensor, slopes: Tensor, height: int) -> Lookups:
-    """Each of `slopes` [n, places, width] is added to its row; what falls on one row is added up before it is stored."""
+    """Add each of `slopes` [n, places, width] to its row; the sum for one row is complete before it is stored."""
     n, places = index.shape
     first = _first_places(index) + places * torch.arange(n, device=index.device)[:, None]
     values = slopes.new_zeros(n * places, slopes.shape[2]).index_add_(0, first.flatten(), slopes.flatten(0, 1))
@@ -131,7 +131,7 @@ def _first_places(index: Tensor) -> Tensor:
 
 
 def combined(parts: Sequence[Block]) -> Block:
-    """The sum of the parts that the uses of one parameter contribute."""
+    """Return the sum of the contributions of the uses of one parameter."""
     if len(parts) == 1:
         return parts[0]
     return Dense(torch.stack([part.rows() for part in parts]).sum(0))
@@ -141,30 +141,30 @@ def combined(parts: Sequence[Block]) -> Block:
 
 
 def norms(blocks: Sequence[Block]) -> Tensor:
-    """The L2 norm of each example's gradient [n], in float64."""
+    """Return the L2 norm of each example's gradient [n], in float64."""
     return torch.stack([block.squares() for block in blocks]).sum(0).sqrt()
 
 
 def weighted_sum(blocks: Sequence[Block], weights: Tensor) -> Tensor:
-    """The sum of the examples' gradients by `weights` [n], as a flat vector [d], in float64."""
+    """Return the sum of the examples' gradients, weighted by `weights` [n], as a flat vector [d] in float64."""
     return torch.cat([block.weighted_sum(weights) for block in blocks])
 
 
 def rows(blocks: Sequence[Block]) -> Tensor:
-    """The flat gradient of each example [n, d]."""
+    """Return the flat gradient of each example [n, d]."""
     return torch.cat([block.rows() for block in blocks], dim=1)
 
 
 def clipped_sum(blocks: Sequence[Block], clip: float | Tensor, count: int | None = None, most: float = 1.0) -> Tensor:
-    """The sum [d] of the first `count` examples' gradients (all by default), each times `most` and clipped, in float64.
+    """Return the sum [d] of the first `count` examples' gradients (by default all), each scaled and clipped, in float64.
 
     An example whose gradient is not finite counts as zero.
 
     Args:
-        clip: the bound on the L2 norm of each, or one for each example [n].
+        clip: the bound on the L2 norm of each, or one for each example [n]. most: factor of each gradient before the clip.
     """
     size = norms(blocks)
-    if len(size) and not math.isfinite(float(size.max())):  # NaN where one is
+    if len(size) and not math.isfinite(float(size.max())):  # NaN if a norm is NaN
         wrong = ~size.isfinite()
         blocks = [block.without(wrong) for block in blocks]
         size = size.masked_fill(wrong, math.inf)

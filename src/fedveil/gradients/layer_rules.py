@@ -1,9 +1,9 @@
 """Closed forms of per-example gradients by layer: linear maps, convolutions, tables, norms, attention, recurrent layers.
 
-A step's gates depend on W x_t + U h_(t-1) + b. The slope there is the slope of W x_t, which one product gives for all steps;
-so W, U and b get their gradients from one tap for each layer and direction.
+A rule computes the forward of its layer with the parameters as constants, and places a tap at the output (see `taps`).
 
-A rule computes what its layer's forward does, with the layer's parameters as constants, and taps the output.
+In a recurrent layer, the gates of a step depend on W x_t + U h_(t-1) + b. The slope (derivative of the loss) at this sum is the
+slope at W x_t, which is one product for all steps; so one tap per layer and direction gives the gradients of W, U and b.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-    """The forward of `nn.RNN`, `nn.GRU` and `nn.LSTM`."""
+    """Compute the forward of `nn.RNN`, `nn.GRU` and `nn.LSTM`."""
     if not isinstance(x, torch.Tensor) or x.dim() != 3:
-        raise NoRule  # packed sequences, and a single one
+        raise NoRule  # packed sequences, and a single sequence without a batch
     x = x.transpose(0, 1) if layer.batch_first else x
     directions = 2 if layer.bidirectional else 1
     starts = _starts(layer, x, state, directions)
@@ -56,7 +56,7 @@ def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tu
 
 
 def cell(taps: Taps, layer: Any, x: Tensor, state: Any = None) -> Any:
-    """The forward of `nn.RNNCell`, `nn.GRUCell` and `nn.LSTMCell`."""
+    """Compute the forward of `nn.RNNCell`, `nn.GRUCell` and `nn.LSTMCell`."""
     if x.dim() != 2:
         raise NoRule
     mode = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}.get(type(layer)) or f"RNN_{layer.nonlinearity.upper()}"
@@ -82,7 +82,7 @@ def _states(state: Any) -> State:
 def _sweep(
     where: tuple[Taps, nn.Module, str], x: Tensor, state: State, parameters: list[Any], projection: nn.Parameter | None
 ) -> tuple[Tensor, State]:
-    """One layer in one direction: the outputs [steps, batch, width] for x [steps, batch, ...], and the last state."""
+    """Run one layer in one direction; return the outputs [steps, batch, width] for x [steps, batch, ...], and the last state."""
     taps, layer, mode = where
     of_input, of_state, input_bias, state_bias = parameters
     weight, bias = taps.constant(of_state), taps.constant(state_bias)
@@ -118,7 +118,7 @@ def _sweep(
 
 
 def _at_state(slope: Tensor, reset: Tensor) -> Tensor:
-    """The slope at what the last state of a GRU adds to the gates, of which the third is multiplied by the reset gate."""
+    """Return the slope at the contribution of a GRU's last state to the gates; the third is multiplied by the reset gate."""
     size = reset.shape[-1]
     return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * reset), -1)
 
@@ -132,11 +132,11 @@ def _gru_outer(slope: Tensor, n: int, before: Tensor, reset: Tensor) -> Block:
 
 
 BY_PLACES = frozenset((outer, shift, _gru_outer, _gru_shift))
-"""Uses whose slopes and inputs at several calls of a layer may be put together, as if it had been called once."""
+"""Uses for which the slopes and inputs of several calls of a layer may be concatenated, as if it had been called once."""
 
 
 def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> tuple[State, Tensor]:
-    """The next state, and the reset gate of a GRU."""
+    """Return the next state, and the reset gate of a GRU."""
     h = state[0]
     from_state = F.linear(h, weight, bias)
     if mode == "GRU":
@@ -152,8 +152,8 @@ def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor |
 
 
 class _Lstm(torch.autograd.Function):
-    """All steps of an LSTM with few calls a step; U counts as a constant. Returned are the outputs, the last cell, and what the
-    slopes need: the gates, the new values, the cells before and after."""
+    """All steps of an LSTM with few calls per step; U counts as a constant. It returns the outputs, the last cell, and the inputs
+    of the backward pass: gates, new values, cells before and after."""
 
     @staticmethod
     def forward(drive: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -161,11 +161,11 @@ class _Lstm(torch.autograd.Function):
         cells, squashed, news = torch.empty_like(hidden), torch.empty_like(hidden), torch.empty_like(hidden)
         parts = gates, *gates.chunk(4, -1), news, cells, squashed, hidden
         before, back = c, weight.t()
-        # views of all steps are made at once: one by one they would take as long as the arithmetic
+        # make the views of all steps at once: one by one they would take as long as the arithmetic
         for now, step, i, f, g, o, new, cell, tanh, out in zip(drive, *(part.unbind(0) for part in parts), strict=True):
             torch.addmm(now, h, back, out=step)
             _tanh(g, new)
-            step.sigmoid_()  # that of g, which is not used, costs less than leaving it out
+            step.sigmoid_()  # includes g, which is not used: leaving it out would cost more
             c = torch.mul(i, new, out=cell).addcmul_(f, c)
             h = torch.mul(o, _tanh(c, tanh), out=out)
         return hidden, c.clone(), gates, news, torch.cat((before[None], cells[:-1])), squashed
@@ -185,7 +185,7 @@ class _Lstm(torch.autograd.Function):
 
 
 class _LstmSlopes(torch.autograd.Function):
-    """The slopes at the drive and at the first state, from what `_Lstm` returned and the slopes of its outputs."""
+    """The slopes at the input term and at the first state, from the results of `_Lstm` and the slopes at its outputs."""
 
     @staticmethod
     def forward(
@@ -193,11 +193,11 @@ class _LstmSlopes(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         i, f, _, o = gates.chunk(4, -1)
         into_cell = o * (1 - squashed.square())
-        # the slope of each gate is that of the cell, for o that of the output, by a factor
+        # the slope of each gate is a factor times the slope of the cell, or for o that of the output
         factors = torch.cat((new, before, i, squashed), -1).mul_(gates).mul_(1 - gates)
         torch.mul(i, 1 - new.square(), out=factors.chunk(4, -1)[2])
         steps, n, size = gates.shape
-        slopes = gates.new_empty(n, steps, size).transpose(0, 1)  # an example's are together, as the products need them
+        slopes = gates.new_empty(n, steps, size).transpose(0, 1)  # grouped by example, as the products need them
         parts = of_hidden, into_cell, f, factors, slopes
         back, c = torch.zeros_like(of_hidden[0]), of_cell
         for slope, into, keep, factor, step in zip(*(p.unbind(0)[::-1] for p in parts), strict=True):
@@ -220,7 +220,7 @@ class _LstmSlopes(torch.autograd.Function):
 def _batched(
     function: Any, n: int, rows: tuple[int | None, ...], in_dims: Any, inputs: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """The function for n examples at once, whose batches follow each other in the dimension `rows` of each input."""
+    """Return the function for n examples at once, whose batches are concatenated in dimension `rows` of each input."""
 
     def folded(tensor: Tensor, row: int | None, dim: int | None) -> Tensor:
         if row is None:
@@ -235,7 +235,7 @@ def _batched(
 
 
 def _tanh(x: Tensor, out: Tensor) -> Tensor:
-    """tanh into `out`; on CPUs by numpy, several times as fast as torch."""
+    """Write tanh to `out`; on CPUs by numpy, which is several times as fast as torch."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return torch.tanh(x, out=out)
     np.tanh(x.numpy(), out=out.numpy())
@@ -246,7 +246,7 @@ _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 
 def attention(taps: Taps, layer: nn.MultiheadAttention, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """The layer's forward. `is_causal` is a hint about `attn_mask`, which serves as it is."""
+    """Compute the layer's forward. `is_causal` is only a hint about `attn_mask`, so the mask is used as given."""
     bound = _SIGNATURE.bind(layer, *arguments, **options)
     bound.apply_defaults()
     said = bound.arguments
@@ -270,7 +270,7 @@ def attention(taps: Taps, layer: nn.MultiheadAttention, *arguments: Any, **optio
 
 
 def _projected(taps: Taps, layer: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Query, key and value after their projections; one product for those that are one tensor."""
+    """Return projected query, key and value; equal tensors share one product."""
     size, bias, packed = layer.embed_dim, layer.in_proj_bias, layer.in_proj_weight
     inputs = query, key, value
     parts: list[Tensor] = []
@@ -292,13 +292,13 @@ def _projected(taps: Taps, layer: Any, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads(layer: nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """[batch, heads, tokens, width] from the layer's own order."""
+    """Return [batch, heads, tokens, width] from the order of the layer."""
     x = x if layer.batch_first else x.transpose(0, 1)
     return torch.unflatten(x, 2, (layer.num_heads, layer.head_dim)).transpose(1, 2)
 
 
 def _mask(layer: nn.MultiheadAttention, mask: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-    """What is added to the scores [batch, heads, tokens, tokens]; True hides, as in the layer."""
+    """Return the term that is added to the scores [batch, heads, tokens, tokens]; True hides, as in the layer."""
 
     def added(hidden: Tensor) -> Tensor:
         if hidden.dtype == torch.bool:
@@ -363,9 +363,9 @@ def _transposed_convolution(taps: Taps, layer: Any, x: Tensor, output_size: list
 
 
 def _windows(x: Tensor, layer: Any, sizes: torch.Size) -> Tensor:
-    """What a kernel sees of padded images [n, channels, *sides] at each of its places: [n, places, channels * kernel].
+    """Return the windows of a kernel on padded images [n, channels, *sides]: [n, places, channels * kernel].
 
-    On a CPU much faster than `F.unfold`.
+    This is much faster than `F.unfold` on a CPU.
     """
     for i, (size, stride, dilation) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)):
         x = x.unfold(2 + i, dilation * (size - 1) + 1, stride).narrow(2 + i, 0, sizes[i])[..., ::dilation]
@@ -375,7 +375,7 @@ def _windows(x: Tensor, layer: Any, sizes: torch.Size) -> Tensor:
 
 
 def _kernel(layer: Any, narrow: Tensor, windows: Tensor, n: int) -> Block:
-    """The gradient of a kernel [a, b / groups, ...] from values [n, a, *places] and windows [n, places, b * kernel]."""
+    """Return the gradient of a kernel [a, b / groups, ...] from values [n, a, *places] and windows [n, places, b * kernel]."""
     left = torch.unflatten(narrow.flatten(2), 1, (layer.groups, -1))
     right = torch.unflatten(windows, 2, (layer.groups, -1)).transpose(1, 2)
     each = (left[:, 0].bmm(right[:, 0]) if layer.groups == 1 else left @ right).flatten(1)
@@ -424,7 +424,7 @@ def _rms_norm(taps: Taps, layer: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _scaled(taps: Taps, layer: Any, normal: Tensor) -> Tensor:
-    """Scale and shift along the last dimensions."""
+    """Apply scale and shift along the last dimensions."""
     out, bias, size = normal, getattr(layer, "bias", None), layer.weight.numel()
     out = out * taps.constant(layer.weight)
     out = out if bias is None else out + taps.constant(bias)

@@ -1,13 +1,13 @@
-"""The gradient of each example of a batch: by closed forms, or one call for each example.
+"""The gradient of each example of a batch: by closed forms, or with one call per example.
 
-Row i of what each layer sees is example i by construction: no code but torch's and fedveil's runs in a known network, and its
-layers, with their options and with as many dimensions as they are handed, neither mix nor reorder the rows of a batch.
+A known network has no user-defined code, and runs on whole batches. Row i of the input of each layer is then example i, since its
+layers, with their options and the number of dimensions of their inputs, neither mix nor reorder the rows of a batch. A
+user-defined loss is still called for single examples.
 
-Known networks, of which no code is the user's, are computed in batches (`by_hand`); a user's loss sees one example all the same.
-Every other network runs under `torch.func.vmap` over single examples. Layers of torch inside it leave the slope at their output
-in the place of a gradient (`taps`), which costs little more than a batch; what else trains is differentiated as torch does it.
+Any other network runs under `torch.func.vmap` over single examples. Layers of torch inside it record the slope (derivative of the
+loss) at their output instead of a gradient (`taps`), at little more than the cost of a batch; torch differentiates the rest.
 
-Each pass works on a copy of the network that shares its weights, so what the code writes on its module is gone afterwards.
+Each pass uses a copy of the network with shared weights, so attributes that its code sets on the module do not persist.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LAYERS = frozenset(
         *("normalization", "padding", "pixelshuffle", "pooling", "sparse", "transformer", "upsampling"),
     )
 )
-"""Files of torch whose layers treat the rows of a batch apart, as said below; recurrent ones return several tensors."""
+"""Files of torch whose layers process the rows of a batch independently, with the limits below; recurrent ones return tuples."""
 
 
 _LEAST: Mapping[type, int] = {
@@ -64,16 +64,16 @@ _LEAST: Mapping[type, int] = {
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle), 4),
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d), 5),
 }
-"""Dimensions that a batch has at least; with fewer a layer takes what it is handed for one example, or reaches across them."""
+"""The least dimensions of a batch: with fewer, a layer takes its input for one example, or mixes examples."""
 _WITHIN: Mapping[type, str] = {
     **dict.fromkeys((nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.GLU, nn.Unflatten), "dim"),
     nn.Flatten: "start_dim",
 }
-"""Layers that work along a dimension, which must not be that of the examples, and its name."""
+"""Layers that work along a dimension, and the name of that option; it must not be the dimension of the examples."""
 
 
 def _require_rows(layer: Any, inputs: tuple[Tensor, ...]) -> None:
-    """Raise NoRule where a layer, as it is called, would not treat the rows of a batch apart."""
+    """Raise NoRule if this call of a layer would not process the rows of a batch independently."""
     x, along = inputs[0], _WITHIN.get(type(layer))
     if x.dim() < _LEAST.get(type(layer), len(getattr(layer, "normalized_shape", ())) + 1):
         raise NoRule
@@ -82,10 +82,10 @@ def _require_rows(layer: Any, inputs: tuple[Tensor, ...]) -> None:
 
 
 def known(module: nn.Module) -> bool:
-    """Whether no code but torch's and fedveil's runs in a network, in layers that treat the rows of a batch apart.
+    """Return whether a network runs only code of torch and fedveil, in layers that process the rows of a batch independently.
 
-    That is a built-in network, or an `nn.Sequential` whose parts have exactly torch's types, without hooks, parametrizations or
-    functions of somebody else's. What trains belongs to layers with a rule.
+    This holds for built-in networks, and for an `nn.Sequential` whose parts have exactly torch's types, without hooks,
+    parametrizations or user-defined functions. All trained parameters must belong to layers with a rule.
     """
     return all(map(_known_part, module.modules()))
 
@@ -99,7 +99,7 @@ def _known_part(part: nn.Module) -> bool:
     if isinstance(part, nn.MultiheadAttention) and not part.batch_first:
         return False
     trained = [p for p in part.parameters(recurse=False) if p.requires_grad]
-    if trained and kind not in RULES and kind is not NonDynamicallyQuantizableLinear:  # which is attention's last layer
+    if trained and kind not in RULES and kind is not NonDynamicallyQuantizableLinear:  # the last layer of attention
         return False
     return not any(p._backward_hooks for p in trained) and not any(
         (value and name.endswith("_hooks")) or name == "forward" or _foreign(value) for name, value in vars(part).items()
@@ -107,17 +107,17 @@ def _known_part(part: nn.Module) -> bool:
 
 
 def _foreign(value: object) -> bool:
-    """Whether it is a function of somebody else's, such as the activation of a transformer."""
+    """Return whether this is a user-defined function, such as the activation of a transformer."""
     if not callable(value) or isinstance(value, type | BuiltinFunctionType):
         return False
     return not (getattr(value, "__module__", None) or "").startswith(("torch.", "fedveil."))
 
 
 def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[list[Block], Tensor]:
-    """The blocks of the trainable parameters of a known network, in order, and the losses [n].
+    """Return the blocks of the trainable parameters of a known network, in order, and the losses [n].
 
     Raises:
-        NoRule: the options of a layer do not fit its rule, or it does not treat rows apart.
+        NoRule: the options of a layer do not fit its rule, or it does not process rows independently.
     """
     parameters, n = list(trained_parameters(module).values()), len(y)
     taps = Taps(parameters, strict=True)
@@ -138,7 +138,7 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[
 
 
 def summed(uses: Iterable[tuple[int, Callable[..., Block], list[Tensor]]], parameters: Sequence[Tensor], n: int) -> list[Block]:
-    """The gradients of all parameters: the sum of what the uses of each contribute; zeros where it has none."""
+    """Return the gradients of all parameters, each the sum over its uses; zeros without a use."""
     parts: dict[int, list[Block]] = {}
     for number, made, (slope, *seen) in uses:
         parts.setdefault(number, []).append(made(slope, n, *seen))
@@ -148,10 +148,10 @@ def summed(uses: Iterable[tuple[int, Callable[..., Block], list[Tensor]]], param
 def per_example_gradients(
     module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses, *, loop: bool = False
 ) -> tuple[list[Block], Tensor]:
-    """The gradient of each example's loss in the trainable parameters, in the order of `named_parameters`, and the losses [n].
+    """Return the gradient of each example's loss by the trainable parameters, in the order of `named_parameters`, and losses [n].
 
     Args:
-        x: examples [n, ...], numbers or tokens. y: targets [n, ...]. losses_of: (outputs, targets) -> one loss an example, [n].
+        x: examples [n, ...], numbers or tokens. y: targets [n, ...]. losses_of: (outputs, targets) -> one loss per example, [n].
         loop: one backward pass for each example, for networks and losses that `torch.func.vmap` cannot run.
     """
     if loop or (len(y) == 1 and known(module)):
@@ -165,7 +165,7 @@ def per_example_gradients(
 
 
 def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
-    """The same by one backward pass for each example."""
+    """Return per-example gradients by one backward pass for each example."""
     parameters, n = list(trained_parameters(module).values()), len(y)
     each, found = [], []
     for i in range(n):
@@ -179,7 +179,7 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
 
 
 def _apart(losses: Losses) -> Losses:
-    """Losses of which each is computed from its own example alone, unless they are those of a built-in task."""
+    """Return losses, each computed from its example alone, unless the task is built in."""
     owner = getattr(losses, "__self__", None)
     if isinstance(owner, Task) and not owner.own:
         return losses
@@ -187,7 +187,7 @@ def _apart(losses: Losses) -> Losses:
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A copy that shares the parameters, and the scripts, which cannot be copied without theirs."""
+    """Return a copy that shares the parameters and the scripts, since scripts cannot be copied without their parameters."""
     shared = (*module.parameters(), *(part for part in module.modules() if isinstance(part, torch.jit.ScriptModule)))
     copied: nn.Module = _copied(module, {id(one): one for one in shared})
     return copied
@@ -219,7 +219,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 @lru_cache(maxsize=1024)
 def _by_attributes(kind: Hashable) -> bool:
-    """Whether `copy.deepcopy` copies what is of a class attribute by attribute, as classes of torch are."""
+    """Return whether `copy.deepcopy` copies objects of a class by attributes, as it does for classes of torch."""
     own = (vars(one)[name] for one in cast(type, kind).__mro__ for name in _COPYING if one is not object and name in vars(one))
     return all((getattr(function, "__module__", None) or "").startswith("torch.nn.") for function in own)
 
@@ -228,7 +228,7 @@ def _by_attributes(kind: Hashable) -> bool:
 
 
 def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
-    """The same under `torch.func.vmap`."""
+    """Return per-example gradients under `torch.func.vmap`."""
     try:
         return _in_one_pass(module, x, y, losses_of, RULES)
     except NoRule:
@@ -238,10 +238,10 @@ def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
 def _in_one_pass(
     module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses, rules: Mapping[type, Rule]
 ) -> tuple[list[Block], Tensor]:
-    """All examples in one pass of vmap.
+    """Return per-example gradients of all examples in one pass of vmap.
 
     Raises:
-        NoRule: the network takes slopes itself, so that rules do not give its gradients.
+        NoRule: the network takes gradients itself, so that rules do not give its gradients.
     """
     parameters, network = list(trained_parameters(module).values()), _copy(module)
     values = [p.detach() for p in parameters]
@@ -265,7 +265,7 @@ def _in_one_pass(
 
 
 def _together(uses: list[Made], n: int) -> list[Made]:
-    """Uses of which those of a layer that was called several times, as by a loop over steps, are one where that is possible."""
+    """Merge the uses of a layer that was called several times, such as in a loop over steps, where possible."""
     calls: dict[Any, list[list[Tensor]]] = {}
     for place, (number, made, tensors) in enumerate(uses):
         calls.setdefault((number, made) if made in BY_PLACES else place, []).append(tensors)
@@ -280,12 +280,12 @@ def _together(uses: list[Made], n: int) -> list[Made]:
 
 
 def _uses(loss: Tensor, taps: Taps, leaves: list[Tensor], parameters: list[nn.Parameter]) -> list[Made]:
-    """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
+    """Return the uses of the parameters in one example's loss, as `Taps.uses` does."""
     if not loss.requires_grad:
         return []
     if taps.asked:
         raise NoRule
-    recorded, taps.all = taps.all, []  # a checkpoint taps again in the backward pass
+    recorded, taps.all = taps.all, []  # a checkpoint runs the forward, and so its taps, again in the backward pass
     behind: list[Any] = [*(tap.output for tap in recorded), *leaves]
     slopes = torch.autograd.grad(loss, behind, allow_unused=True)
     taps.all = recorded
@@ -301,7 +301,7 @@ def _dense(slope: Tensor, n: int) -> Block:
 
 
 def _hooked(slope: Tensor, p: nn.Parameter) -> Tensor:
-    """The gradient as the hooks of its parameter leave it."""
+    """Return the gradient after the hooks of its parameter."""
     for hook in list((p._backward_hooks or {}).values()):
         changed = hook(slope)
         slope = slope if changed is None else changed

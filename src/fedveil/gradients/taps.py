@@ -1,8 +1,8 @@
-"""Taps: what the forward pass of a layer leaves behind for the gradients of single examples.
+"""Taps: records of the forward pass of a layer, from which the gradients of single examples follow.
 
-Where a layer's output is linear in its parameters, an example's gradient follows from the slope of its loss at that output and
-from the layer's input. Layers with a rule compute with constants in place of their parameters and leave a tap at such an output.
-A parameter that enters the loss in any other way gets a gradient of its own, which is added.
+If a layer's output is linear in its parameters, an example's gradient follows from the layer's input and from the slope, that is,
+the derivative of the loss at that output. Layers with a rule replace their parameters by constants, and record a tap at such an
+output. A parameter that enters the loss in another way also gets a gradient from torch, and both are added.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Rule = Callable[..., Any]
-"""(taps, layer, the arguments of its forward) -> what its forward returns; raises NoRule where it does not fit."""
+"""(taps, layer, the arguments of its forward) -> the result of its forward; raises NoRule if it does not fit."""
 
 
 class NoRule(Exception):
-    """No rule fits what a layer does."""
+    """No rule fits this call of a layer."""
 
 
 # --- how a parameter gets its gradient from the slope at a tap -----------------------------------------------------------
@@ -37,12 +37,12 @@ class NoRule(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """How a parameter gets its gradient from the slope at an output.
+    """The use of a parameter: how its gradient follows from the slope at an output.
 
     Args:
-        made: (slope, n, what was seen) -> the gradients of n examples, which lie one after the other in the first dimension. Of
-            `BY_PLACES` are those for which it makes no difference where in an example a place is.
-        seen: what it needs of the forward pass, or a function that returns it after the pass.
+        made: (slope, n, seen) -> the gradients of n examples, which are concatenated in the first dimension. The functions in
+            `BY_PLACES` do not depend on the position of a place within an example.
+        seen: values of the forward pass that `made` needs, or a function that returns them after the pass.
     """
 
     made: Callable[..., Block]
@@ -50,38 +50,38 @@ class Use:
 
 
 Made = tuple[int, Callable[..., Block], list["Tensor"]]
-"""A use of a parameter after the pass: its number, and what makes its gradients of the tensors that follow, slope first."""
+"""A use of a parameter after the pass: its number, the function for its gradients, and the arguments, slope first."""
 
 
 def places(values: Tensor, n: int) -> Tensor:
-    """The values [..., k] of n examples as [n, places, k]."""
+    """Reshape values [..., k] of n examples to [n, places, k]."""
     return values.reshape(n, math.prod(values.shape[:-1]) // n, values.shape[-1])
 
 
 def folded(each: Tensor, n: int) -> Tensor:
-    """The sums [n, k] over the entries of each example, of which `each` [entries, k] has the same number for all."""
+    """Return the sums [n, k] over the entries of each example; `each` [entries, k] has equally many for all examples."""
     return each if len(each) == n else each.view(n, len(each) // n, -1).sum(1)
 
 
 def product(inputs: Tensor, slopes: Callable[[Tensor], Tensor] | None = None) -> Use:
-    """For the weight of a linear map of `inputs` [..., i]."""
+    """Return the use for the weight of a linear map of `inputs` [..., i]."""
     if slopes is None:
         return Use(outer, (inputs,))
     return Use(lambda slope, n, seen: outer(slopes(slope), n, seen), (inputs,))
 
 
 def outer(slope: Tensor, n: int, inputs: Tensor) -> Block:
-    """The gradient of the weight of a linear map of `inputs` [..., i]."""
+    """Return the gradient of the weight of a linear map of `inputs` [..., i]."""
     return products(places(slope, n), places(inputs.to(slope.dtype), n))
 
 
 def shift(slope: Tensor, n: int) -> Block:
-    """The gradient of a bias along the last dimension."""
+    """Return the gradient of a bias along the last dimension."""
     return Dense(places(slope, n).sum(1))
 
 
 def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] | None = None, size: int = 0) -> Use:
-    """For what multiplies `inputs` along the last dimension, or along the last few, of `size` coordinates; None for a bias."""
+    """Return the use for a factor of `inputs` along the last dimensions, of `size` coordinates; None stands for a bias."""
     if inputs is None and slopes is None and not size:
         return Use(shift)
 
@@ -95,7 +95,7 @@ def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] | Non
 
 
 def channel_scale(inputs: Tensor | None = None) -> Use:
-    """The same along the channels of [batch, channels, ...]."""
+    """Return the use for a factor along the channels of [batch, channels, ...]."""
 
     def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
         each = (slope * seen[0] if seen else slope).reshape(*slope.shape[:2], -1).sum(2)
@@ -105,7 +105,7 @@ def channel_scale(inputs: Tensor | None = None) -> Use:
 
 
 def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
-    """For a table of `height` rows of which `index` [...] were looked up; the row `padding` gets no gradient."""
+    """Return the use for a table of `height` rows, looked up at `index` [...]; the row `padding` gets no gradient."""
 
     def made(slope: Tensor, n: int, index: Tensor) -> Block:
         index, slopes = places(index[..., None], n)[..., 0], places(slope, n)
@@ -119,7 +119,7 @@ def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
 
 @dataclass(frozen=True)
 class Tap:
-    """An output as its layer made it, and how each parameter behind it, by number, gets its gradient from the slope there."""
+    """An output of a layer, and the uses of parameters, by number, whose gradients follow from its slope."""
 
     layer: str
     output: GradientEdge
@@ -132,11 +132,11 @@ class Taps:
     """The taps of one forward pass, in order.
 
     Args:
-        parameters: the tensors that train, in order; None for those that are left to torch, such as one with a hook.
-        strict: a layer whose rule does not fit raises NoRule; else it computes as torch does.
+        parameters: the trained tensors, in order; None for those that torch differentiates, such as one with a hook.
+        strict: whether a layer whose rule does not fit raises NoRule; otherwise it computes as in torch.
 
     Attributes:
-        asked: an entry for each time that a slope at a tap was asked for; a network that takes gradients itself does so.
+        asked: an entry for each request of a slope at a tap; a network that takes gradients itself makes such requests.
     """
 
     def __init__(self, parameters: Sequence[Tensor | None], *, strict: bool = False) -> None:
@@ -146,15 +146,15 @@ class Taps:
         self.asked: list[None] = []
 
     def constant(self, parameter: Tensor | None) -> Any:
-        """A parameter's value, cut off from it. Any, since rules hand None on as their layers do."""
+        """Return a parameter's detached value. The type is Any, since rules pass None on as their layers do."""
         if parameter is None or not torch.is_grad_enabled() or not parameter.requires_grad:
             return parameter
         if id(parameter) not in self._numbers or maybe_current_level() != self._level:
-            raise NoRule  # left to torch, computed from others as by weight normalisation, or inside a transformation
+            raise NoRule  # torch differentiates it, it is computed from others (weight normalisation), or a transformation runs
         return parameter.detach()
 
     def tap(self, layer: nn.Module, output: Tensor, *uses: tuple[Tensor | None, Use]) -> Tensor:
-        """`output`, which is linear in the parameters of `uses`; what these have seen must not be overwritten later."""
+        """Record a tap at `output`, which is linear in the parameters of `uses`; their inputs must not be overwritten later."""
         kept = [(p, use) for p, use in uses if p is not None and id(p) in self._numbers]
         if not kept or not torch.is_grad_enabled():
             return output
@@ -168,7 +168,7 @@ class Taps:
         return output
 
     def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
-        """The uses of all parameters, from the slopes at all taps.
+        """Return the uses of all parameters, from the slopes at all taps.
 
         Raises:
             RuntimeError: an input of a layer was overwritten after the layer had computed with it.
@@ -188,7 +188,7 @@ class Taps:
 
 
 def _versions(uses: list[tuple[int, Use]]) -> list[int]:
-    """How often the memory was overwritten of what was seen, below all transformations."""
+    """Return the version counters of the recorded tensors, below all transformations."""
     found = []
     for tensor in (t for _, use in uses if not callable(use.seen) for t in use.seen):
         while is_functorch_wrapped_tensor(tensor):
@@ -198,7 +198,7 @@ def _versions(uses: list[tuple[int, Use]]) -> list[int]:
 
 
 def _ask(asked: list[None], slope: Tensor) -> None:
-    """Note that a slope was asked for; the taps themselves would live as long as the graph, and the graph as long as they."""
+    """Record a request of a slope. The hook holds no taps, because taps and graph would then keep each other alive."""
     asked.append(None)
 
 
@@ -213,9 +213,9 @@ def _ruled(rule: Rule, taps: Taps, layer: nn.Module, *arguments: Any, **options:
 
 @contextmanager
 def installed(taps: Taps, module: nn.Module, rules: Mapping[type, Rule]) -> Iterator[None]:
-    """The rules in place of the forward functions of the layers that train and whose exact types they name.
+    """Replace the forward functions of trained layers by the rules for their exact types.
 
-    Activations overwrite nothing meanwhile, and transformers take no path of their own for inference.
+    Meanwhile activations do not work in place, and transformers do not use their fast path for inference.
     """
     changed: list[nn.Module] = []
     in_place: list[nn.Module] = []

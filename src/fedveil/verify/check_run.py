@@ -1,4 +1,4 @@
-"""Verify a run directory: what is bound together, what is recomputed, and what nobody can know from it."""
+"""Verify a run directory: integrity, recomputed numbers, and facts that no file of a run can show."""
 
 import hashlib
 import tomllib
@@ -26,7 +26,7 @@ _TRUST = {
 
 @np.errstate(all="warn", under="ignore")
 def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
-    """Check a run directory, run no code of it, write nothing to it; `on_step` is called with (rows read, rows there)."""
+    """Check a run directory without running its code or writing to it; `on_step` is called with (rows read, total rows)."""
     run, findings = Path(path), Findings()
     odd = [file.relative_to(run) for file in run.rglob("*") if file.is_symlink() or not (file.is_file() or file.is_dir())]
     if odd or not run.is_dir():
@@ -45,14 +45,14 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
         _name_the_rest(findings, files["config.toml"]["data"])
     except (OSError, NotImplementedError) as problem:
         findings.append(Finding("unknown", "run", f"not everything can be read, or computed here ({problem})"))
-    except Exception as problem:  # whatever files of a stranger may cause
+    except Exception as problem:  # files of a stranger may cause any error
         findings.append(Finding("contradicted", "run", f"not what a run writes ({type(problem).__name__}: {problem})"))
     findings.extend(Finding("trust", subject, text) for subject, text in _TRUST.items())
     return Verification(tuple(findings), ledger.closing_digest)
 
 
 def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
-    """What leaves the clients of a Flower app beside the releases."""
+    """Name the messages of clients of a Flower app that are not releases."""
     if data["name"] == "flower-app":
         asked = "that the app asked its clients nothing by messages of its own, which they answer without noise: whoever wrote it"
         findings.append(Finding("trust", "outside the strategy", asked))
@@ -62,7 +62,7 @@ def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
 
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:
-    """The head file, the closing and the pin."""
+    """Check the head file, the closing entry and the pin."""
     head = f"fedveil ledger head {ledger.releases:020d} {ledger.last if ledger.releases else '0' * 64}\n"
     found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
     findings.check(head == found, "head", head.strip(), found.strip())
@@ -75,12 +75,12 @@ def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None
 
 
 def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
-    """Every file beside its digest at the opening or the closing."""
+    """Compare every file with its digest in the opening or the closing entry."""
     bound: dict[str, str] = {**ledger.opening["files"], **ledger.closing.get("files", {})}
     there = {file.relative_to(run).as_posix(): file for file in run.rglob("*") if file.is_file()}
-    if (own := "private/digests.json") in bound.keys() & there.keys():  # of private files, whose names the ledger does not tell
+    if (own := "private/digests.json") in bound.keys() & there.keys():  # private files, which the ledger does not name
         bound = read_json(there[own].read_text(encoding="utf-8")) | bound
-    copied = ledger.published or not (ledger.releases or (run / "private").exists())  # without what is private
+    copied = ledger.published or not (ledger.releases or (run / "private").exists())  # without private files
     bound = {n: digest for n, digest in bound.items() if n in there or n[:8] != "private/" or not copied}
     findings.extend(Finding("unknown", "files", f"{name} is gone") for name in sorted(bound.keys() - there.keys()))
     checked = sorted(bound.keys() & there.keys())
@@ -101,15 +101,15 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     finished = statement["rounds"] if complete else ledger.closing.get("rounds", len(history))
     rounds, held, view = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"]
     promised = {v["proven"]["scope"]["view"] for v in statement["views"] if v["proven"]["epsilon"] != "inf"}
-    empty = -1 if view in promised - {"server"} else 0  # of a round without a row; a noised sum of nobody has a row, too
+    empty = -1 if view in promised - {"server"} else 0  # in a round without a row; a noised sum without clients has a row, too
     right = rounds == list(range(finished)) and finished == ledger.closing.get("rounds", finished)
     findings.check(right, "rounds of the history", finished, len(rounds))
     others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
+    fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it, rounds may be skipped or have more noise
     told = {int(row["round"]) for row in (*history, *others) if row.get("skipped") and statement["sampling"] == "fixed"}
-    excused = {r for r in rounds if seen[r] < fewest or (r in told and not seen[r])}  # skipped, or not told
-    whole = bool(ledger.closing) and (complete or finished not in held)  # else charged before a crash, and too dear to repeat
+    excused = {r for r in rounds if seen[r] < fewest or (r in told and not seen[r])}  # skipped, or not public
+    whole = bool(ledger.closing) and (complete or finished not in held)  # else charged before a crash, too costly to repeat
     few = [r for r in {*rounds, *held} - excused if held.get(r, empty) < seen[r] or r > finished - whole]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0

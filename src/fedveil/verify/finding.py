@@ -1,4 +1,4 @@
-"""What a verification found: one line a finding, and the outcome of all of them."""
+"""Findings of a verification, one per line, and their outcome."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 
 class Finding(NamedTuple):
-    """One check: right; wrong, with what was expected; impossible to make here; or what no file of a run can show."""
+    """One check: right; wrong, with the expected value; impossible here; or about a fact that no file of a run can show."""
 
     kind: Literal["verified", "contradicted", "unknown", "trust"]
     subject: str
@@ -14,15 +14,15 @@ class Finding(NamedTuple):
 
 
 class Findings(list[Finding]):
-    """Findings so far."""
+    """A list of findings that grows with each check."""
 
     def check(self, right: bool, subject: str, expected: object, found: object) -> None:
-        """Add the outcome of one check."""
+        """Add the result of one check."""
         text = f"{found}" if right else f"expected {expected}, found {found}"
         self.append(Finding("verified" if right else "contradicted", subject, text))
 
     def agree(self, subject: str, pairs: Mapping[str, tuple[object, object]]) -> None:
-        """Add one check of many: of each name the number that follows, and the number that is stated; floats to six digits."""
+        """Add one check of many numbers, each with its computed and its stated value; floats agree to six digits."""
         close = {k for k, (a, b) in pairs.items() if type(a) is type(b) is float and math.isclose(a, b, rel_tol=1e-6)}
         wrong = [f"{name} = {a!r}, not {b!r}" for name, (a, b) in pairs.items() if a != b and name not in close]
         self.check(not wrong, subject, "; ".join(wrong), "other values" if wrong else f"agrees on {', '.join(pairs)}")
@@ -36,7 +36,7 @@ class Verification(NamedTuple):
 
     @property
     def exit_status(self) -> int:
-        """1 if anything is contradicted, else 2 if a check could not be made, else 0."""
+        """1 if a check contradicts the run, else 2 if a check was impossible, else 0."""
         kinds = {finding.kind for finding in self.findings}
         return 1 if "contradicted" in kinds else 2 if "unknown" in kinds else 0
 

@@ -1,4 +1,4 @@
-"""A ledger read by a second implementation of docs/ledger.md: chain, commitments, head and closing, row by row."""
+"""A second implementation of docs/ledger.md that reads a ledger: chain, commitments, head and closing, row by row."""
 
 import csv
 import hashlib
@@ -16,18 +16,18 @@ _TABLES = "3f09ce983971ed161ca8dba7180375f7e767e6dfb926992de418ebaa84ca2757"  # 
 
 
 class LedgerFile:
-    """A ledger's file; what it says as a whole is known once `rows` has run to its end."""
+    """A ledger file; its attributes about the whole file are set when `rows` is exhausted."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.releases, self.last, self.closing_digest, self.published = path, 0, "", "", False
         self.run, self.opening, self.closing = "", dict[str, Any](), dict[str, Any]()
 
     def rows(self, on_step: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Every row, checked; OSError where there is no ledger to read, ValueError or sqlite3.Error where it is wrong."""
+        """Yield every row after its checks; raise OSError if there is no ledger, ValueError or sqlite3.Error if it is wrong."""
         log = self.path.with_name(self.path.name + "-wal")
         if not self.path.is_file() or (log.exists() and log.stat().st_size):
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
-        names = [self.path.name + end for end in ("", "-head", "-wal", "-shm", "-journal")]  # no run leaves the last
+        names = [self.path.name + end for end in ("", "-head", "-wal", "-shm", "-journal")]  # no finished run has the last
         if odd := [f.name for f in self.path.parent.iterdir() if f.name.casefold() in names and f.name not in names[:-1]]:
             raise ValueError(f"{odd[0]} lies beside it, which no run leaves: SQLite reads other rows with it, here or elsewhere")
         with closing(sqlite3.connect(f"file:{quote(bytes(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
@@ -52,7 +52,7 @@ class LedgerFile:
                 self.closing, self.closing_digest = read_json(content), digest
 
     def _start(self, db: sqlite3.Connection) -> int:
-        """Check schema and size, read the opening; returns the number of releases there."""
+        """Check schema and size, read the opening entry, and return the number of releases."""
         names = ("application_id", "user_version", "page_count", "page_size")
         application, schema, pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         if (application, schema) != (0x46564C47, 2):
@@ -67,17 +67,17 @@ class LedgerFile:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):  # some readers take the first, and some the last
+    if len(found := dict(pairs)) < len(pairs):  # readers differ in which of two equal keys they use
         raise ValueError(f"a key stands twice among {', '.join(found)[:80]}")
     return found
 
 
 read_json = partial(json.loads, object_pairs_hook=_once)
-csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
+csv.field_size_limit(1 << 30)  # one cell has the reasons of all failures of a round
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; raise ValueError for two columns that look the same and for rows of another length."""
+    """Return the rows of a CSV file; raise ValueError for two columns of one name and for rows of another length."""
     names, *rows = csv.reader(io.StringIO(text, newline=""))
     seen = {"".join(filter(str.isprintable, name.casefold())).replace(" ", "") for name in names}
     if len(seen) < len(names) or any(len(row) != len(names) for row in rows):

@@ -1,4 +1,4 @@
-"""What the rows of a ledger cost, each by its own clip, noise and coordinates, and all of them together by client."""
+"""Costs of the rows of a ledger, each from its clip, noise and coordinates, and their sum for each client."""
 
 import json
 import math
@@ -13,9 +13,9 @@ _curve = lru_cache(maxsize=64)(Curve)
 
 
 class Expected(NamedTuple):
-    """What every row is to be; kinds: events with their rates; plan: what is checked of every row.
+    """The expected contents of rows; kinds: events with their rates; plan: fixed values of every row.
 
-    sharers: how many uploads a sum has at most that each bring a noise of their own; 1 where noise is added once.
+    sharers: the most uploads of a sum that each have their own noise; 1 if noise is added once.
     """
 
     scope: tuple[str, ...] = ()
@@ -23,27 +23,27 @@ class Expected(NamedTuple):
     colluders: int = 0
     steps: bool = False
     kinds: frozenset[tuple[str, float | None]] = frozenset()
-    plan: tuple[Any, ...] | None = None  # clip, most examples of the counts beside it or 0, noises, mechanism: if always the same
+    plan: tuple[Any, ...] | None = None  # clip, most examples of the released counts or 0, noises, mechanism: if always the same
     sharers: int = 1
-    score: tuple[int, tuple[Any, ...] | None] = (-1, None)  # the round, and the plan, of the score that chose the run
-    runs: int = 1  # that were looked at
+    score: tuple[int, tuple[Any, ...] | None] = (-1, None)  # round and plan of the score by which the run was chosen
+    runs: int = 1  # number of inspected runs
     search: Search = None
 
 
 class RowCosts:
-    """The sum of the rows, client by client (-1 is the aggregate), and what is wrong with the first row that is."""
+    """The costs of the rows for each client (-1 is the aggregate), and the error of the first wrong row."""
 
     def __init__(self, expected: Expected | None = None, releases: Iterable[Mapping[str, Any]] = ()) -> None:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
-        self.held, self.most, self.so_far = Counter[int](), (0.0, 0), dict[int, tuple[Any, float]]()  # the dearest up to a round
-        self.fellow = 0.0  # of mu^2, what a client who knows its own noise sees more, where rows leave that out (A-2026-03)
+        self.held, self.most, self.so_far = Counter[int](), (0.0, 0), dict[int, tuple[Any, float]]()  # largest cost up to a round
+        self.fellow = 0.0  # additional mu^2 for a client who knows its own noise, if rows leave that out (A-2026-03)
         self.squares, self.sampled = defaultdict[int, float](float), defaultdict[int, Counter[Release]](Counter)
         for release in releases:
             self.count(-1, release)
 
     def add(self, row: Mapping[str, Any], run: str) -> None:
-        """Count one row, and check what it says of itself."""
+        """Add one row, and check its consistency."""
         own, x, dimension = row["client"] >= 0, self.expected, 1
         if row["round"] != x.score[0]:
             seen, together = self.participants.get(row["round"], 0), row["participants"]
@@ -64,7 +64,7 @@ class RowCosts:
             self.most, self.so_far[row["round"]] = now, (frozenset(self.sampled[client].items()), now[0])
 
     def count(self, client: int, row: Mapping[str, Any]) -> None:
-        """Count the cost of one row, or of one planned release."""
+        """Add the cost of one row, or of one planned release."""
         if row["count"] < 1 or not 0 < (row["rate"] or 1) <= 1 or not 0 < (row["noise_multiplier"] or 1) < math.inf:
             raise ValueError("a release counts at least once, has a rate of at most 1, and a noise multiplier above 0")
         count = row["count"] * self.expected.runs
@@ -76,7 +76,7 @@ class RowCosts:
             self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += count
 
     def _problem(self, row: Mapping[str, Any], x: Expected) -> str:
-        """Why the charged cost does not follow from the row; correlated noise has a factor that only the plan knows."""
+        """Return why the charged cost does not follow from the row; only the plan has the factor of correlated noise."""
         charged = row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]
         factor = 2 if row["adjacency"] == "replace_one" or (row["unit"] == "record" and not x.steps) else 1
         if (row["event"], row["rate"]) not in x.kinds or row["note"].startswith("DP-SGD") != x.steps:
@@ -105,7 +105,7 @@ class RowCosts:
         return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises[0]} of the configuration"
 
     def curve(self, delta: float, adjacency: str) -> Curve:
-        """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""
+        """Return the curve of the client with the largest cost; raises ValueError as `Curve` does."""
         costs = {(frozenset(self.sampled[c].items()), self.squares.get(c, 0.0)) for c in {*self.squares, *self.sampled}}
         plain = max((squares for sampled, squares in costs if not sampled), default=0.0)
         dearest = [*(cost for cost in costs if cost[0]), (frozenset[Any](), plain)]
@@ -114,7 +114,7 @@ class RowCosts:
 
 @lru_cache(maxsize=4096)
 def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str) -> tuple[float, set[float], set[float]]:
-    """Largest norm of shift / std of a release, by a fractional knapsack, inf without noise; clips; noises, to 9 digits."""
+    """Return the largest norm of shift / std of a release (fractional knapsack; inf without noise), clips, noises to 9 digits."""
     clips = [math.inf if c is None else float(c) for c in json.loads(clip_text)]
     stds = [float(s) for s in json.loads(noise_text)]
     left, total, layers = math.inf if whole is None else whole * whole, 0.0, len(clips) - len(json.loads(extras))

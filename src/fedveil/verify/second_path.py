@@ -1,7 +1,7 @@
 """Epsilon from a list of releases by a second path: closed form for Gaussian releases, loss distributions for sampled ones.
 
 A sampled release is described by its tails: log-probabilities that the privacy loss exceeds l >= 0, in both directions, under
-both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above."""
+both data sets. In each cell of a grid of losses, mass moves to both ends such that both totals remain: a bound from above."""
 
 import math
 from collections.abc import Callable, Collection
@@ -16,11 +16,11 @@ Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to the loga
 Release = tuple[str, float, float]  # kind as in the column `event` of a ledger, sampling rate, noise multiplier
 Counts = Collection[tuple[Release, float]]
 Pair = tuple[Tails, Tails, float]
-Search = tuple[float, float] | None  # expected number of runs, and shape of its law, of which the best was released
+Search = tuple[float, float] | None  # expected number of runs, of which the best was released, and shape of its distribution
 
 
 class Curve:
-    """What releases tell together: so many of each sampled one, with rates below 1, and Gaussian ones with this sum of mu^2."""
+    """The privacy loss of releases together: counts of sampled ones with rates below 1, and the sum of mu^2 of Gaussian ones."""
 
     def __init__(self, sampled: Counts, mu_squared: float, delta: float, adjacency: str, search: Search = None) -> None:
         sampled, search = ((), None) if math.isinf(mu_squared) else (sampled, search)
@@ -42,7 +42,7 @@ class Curve:
             self.epsilon = _root(lambda e: self.delta(e) > delta)
 
     def delta(self, epsilon: float) -> float:
-        """Exact of Gaussian releases and of one sampled release, else the losses' bound."""
+        """Return delta: exact for Gaussian releases and one sampled release, else the bound from the losses."""
         if self.exact:
             return _gaussian_delta(self.mu, epsilon)
         if self._alone:
@@ -52,7 +52,7 @@ class Curve:
         return max(far - float(mass @ np.expm1(epsilon - losses)) for losses, mass, far in above)
 
     def true_positives(self, rate: float) -> float:
-        """The largest true-positive rate at this false-positive rate: exact of Gaussian releases, else of the losses' bound."""
+        """Return the largest true-positive rate at this false-positive rate: exact for Gaussian releases, else a bound."""
         found = [float(ndtr(self.mu + ndtri(rate)))] if self.exact else []
         for losses, mass, infinite in self.losses:
             wrong = np.cumsum(np.append(0.0, (mass * np.exp(-np.maximum(losses, -700.0)))[::-1]))
@@ -61,21 +61,21 @@ class Curve:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Exact epsilon of mu-GDP (Balle & Wang 2018)."""
+    """Return the exact epsilon of mu-GDP (Balle & Wang 2018)."""
     if mu == 0 or math.isinf(mu):
         return mu
     return _root(lambda e: _gaussian_delta(mu, e) > delta)
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
+    """Return Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
     if mu == 0:
         return 0.0
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)))
 
 
 def _root(above: Callable[[float], bool]) -> float:
-    """The least number, to 1e-13 of itself and from above, of which `above` is false."""
+    """Return the smallest number for which `above` is false, rounded up with relative error 1e-13."""
     low, high = 0.0, float(above(0.0))
     while above(high):
         low, high = high, 2 * high
@@ -86,7 +86,7 @@ def _root(above: Callable[[float], bool]) -> float:
 
 
 def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]:
-    """Both directions of one release: with the unit, (1-q) N(0) + q N(1), against N(0); or against (1-q) N(0) + q N(-1)."""
+    """Tails of a release, both directions: with the unit, (1-q) N(0) + q N(1), against N(0); or against (1-q) N(0) + q N(-1)."""
     if kind != "sampled_gaussian":
         raise NotImplementedError(f"releases of the kind {kind} are not computed here")
 
@@ -112,7 +112,7 @@ def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]
 
 
 def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
-    """The loss of all releases together in one direction: its values, their masses, and the mass at infinity, from above."""
+    """Return the loss of all releases in one direction: values, their masses, and the mass at infinity, bounded from above."""
     tail = 1e-6 * delta
     tops = [(_top(first, tail / count), _top(second, tail / count)) for first, second, count in pairs]
     most = max(map(max, tops))
@@ -130,12 +130,12 @@ def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
 
 
 def _top(tails: Tails, tail: float) -> float:
-    """A loss that is exceeded with probability at most `tail`."""
+    """Return a loss that is exceeded with probability at most `tail`."""
     return _root(lambda loss: tails(np.array([loss]))[0][0] > math.log(tail))
 
 
 def _masses(pair: tuple[Tails, Tails], tops: tuple[float, float], step: float) -> tuple[Array, Array, float]:
-    """Losses on the grid, their masses under the first world, and the mass that counts as an infinite loss."""
+    """Return losses on the grid, their masses under the first data set, and the mass of infinite loss."""
     up, beyond = _half(pair[0], math.ceil(tops[0] / step) + 1, step)
     down, below = _half(lambda losses: pair[1](losses)[::-1], math.ceil(tops[1] / step) + 1, -step)
     down[-1] += below  # counts as the lowest loss of the grid
@@ -145,7 +145,7 @@ def _masses(pair: tuple[Tails, Tails], tops: tuple[float, float], step: float) -
 
 
 def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
-    """Masses of the first world at losses 0, step, ..., of one sign, and beyond; tails: of what lies further from 0."""
+    """Return masses under the first data set at losses 0, step, ... of one sign, and beyond; tails: of losses further from 0."""
     p, q = tails(sizes := abs(step) * np.arange(cells + 1))
     near = np.sign(step) * sizes[:-1]
     dp, dq = np.maximum(-np.diff(np.exp(p)), 0.0), np.maximum(np.exp(near + q[:-1]) - np.exp(near + q[1:]), 0.0)
@@ -154,13 +154,13 @@ def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
 
 
 def _best_of(one: Curve, runs: float, shape: float) -> float:
-    """Epsilon of the best of a random number of runs by the profile of one, at delta / runs (Koskela, Redberg & Wang 2024)."""
+    """Epsilon of the best of a random number of runs, from the profile of one, at delta / runs (Koskela, Redberg & Wang 2024)."""
     log = _root(lambda t: math.expm1(t := max(t, 1e-9)) < runs * (t if shape == 0 else -math.expm1(-shape * t) / shape))
     return one.epsilon + (1 + shape) * _root(lambda e: one.delta(e) * math.expm1(log) > math.expm1(e))
 
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:
-    """A size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
+    """Return a size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
     least, logarithms = 1e-3, [(losses, np.log(np.maximum(mass, 1e-300)), n) for losses, mass, n in rough]
     for orders in (up := np.geomspace(1e-3, 1e3, 80), -up):
         logs = [math.fsum(n * float(logsumexp(order * losses + log)) for losses, log, n in logarithms) for order in orders]

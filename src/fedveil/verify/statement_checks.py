@@ -1,4 +1,4 @@
-"""The numbers of a statement beside the configuration, the ledger's rows, and a second computation of every epsilon."""
+"""Checks of a statement against the configuration, the ledger's rows, and a second computation of every epsilon."""
 
 import math
 import re
@@ -10,12 +10,12 @@ from fedveil.verify.finding import Finding, Findings
 from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve, gaussian_epsilon
 
-EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
-_LEFT = 0.98  # of delta, at least, where what the noise sampler adds to it is charged
+EXACT, NUMERIC = 1e-6, 1e-3  # relative tolerance of epsilons in closed form, and by loss distributions on two grids
+_LEFT = 0.98  # least share of delta that remains after the charge for the noise sampler
 _SHARP = ("pld", "profile")  # accountants; the others are less sharp, and still bounds, as is every one of large losses
 _VIEWS = ("server", "aggregate", "final")
 _MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy-fedprox": "independent", "banded-mf": "banded"}
-_BUILT_IN = (  # other methods are the user's own, of which their rows alone say how noise is added
+_BUILT_IN = (  # other methods are user-defined; only their rows tell how noise is added
     "adap-dp-fl adapldp adaptive-clipping aldp-fl banded-mf blur-lus censor dp-fedavg dp-fedsam dp-scaffold dpa-ldp fed-addp"
     " fed-dpa fed-smp fedanc fedavg fedglp-adp gfl-aldpa gradient-compression ladp-fl ldp-fed nbafl noisy-fedavg noisy-fedprox"
     " sensitive-dp soteria time-adaptive time-varying-dp"
@@ -26,19 +26,19 @@ Json = Mapping[str, Any]
 
 
 def expected(statement: Json, config: Json) -> Expected:
-    """What every row of the ledger has to be; its plan too, where all releases of a method have one clip and one noise."""
+    """Return the expected rows of the ledger, with a plan if all releases of the method have one clip and one noise."""
     privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
     clip, z = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0
     scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
     sharers = statement["cohort"] if statement["sampling"] == "fixed" else statement["clients"]
-    if scope[2] == "server":  # where sums of uploads are priced, and none leaves
+    if scope[2] == "server":  # for priced sums of uploads that are not released
         sharers = privacy.get("min_survivors", statement["cohort"] if statement["sampling"] == "fixed" else 1)
     elif method in _BUILT_IN.split() and (method, statement["variant"]) not in _IN_SHARES:  # noise is added once
         sharers = 1
     shares, known = [1], (0 if scope[2] == "final" else max(privacy["colluders"], 1), privacy["colluders"])  # the last up to 0.2
     if scope[2] != "server" and sharers > 1:
         shares = [n for n in (privacy.get("min_survivors", sharers) - colluders for colluders in known) if n > 0]
-    part, most = (privacy.get("evaluation", {}).get(key, 0) for key in ("share", "examples"))  # of counts beside each update
+    part, most = (privacy.get("evaluation", {}).get(key, 0) for key in ("share", "examples"))  # of counts with each update
     noises = [(z * clip / math.sqrt(n * (1 - part)), most * z / math.sqrt(n * part or 1)) for n in shares]
     plan = (clip, most, noises, _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
     kinds = frozenset((r["event"], r["rate"]) for r in statement["views"][min(_VIEWS.index(scope[2]), 1)]["releases"])
@@ -51,7 +51,7 @@ def expected(statement: Json, config: Json) -> Expected:
 
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
-    """What the statement repeats of the configuration and of the data card."""
+    """Compare the statement with the configuration and the data card."""
     privacy, training, clients, target = config["privacy"], config["training"], card["clients"], statement["target_epsilon"]
     each = 1 if privacy["unit"] == "client" else max(card["nominal_examples_per_client"], 1)
     pairs = {
@@ -73,7 +73,7 @@ def check_configuration(findings: Findings, statement: Json, config: Json, card:
 
 
 def check_statement(findings: Findings, statement: Json, page: str, x: Expected | None = None) -> None:
-    """Every proven number from the releases that the statement lists, by a second path; and the page beside it."""
+    """Recompute every proven number from the listed releases by a second path, and check the page."""
     mus = list[float]()
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
@@ -102,7 +102,7 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
 
 
 def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool, history: list[Json], whole: bool) -> None:
-    """The rows; their sum beside the proven epsilon, which in a complete run of sums it is, and beside the history."""
+    """Check the rows, and compare their sum with the proven epsilon (equal in a complete run of sums) and the history."""
     findings.check(not spent.wrong, "rows", "scope, costs and plan as they follow", spent.wrong or "each as it should be")
     place, target, delta = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"], statement["delta"]
     own, subject, pair = statement["views"][min(place, 1)], f"epsilon spent ({view} view)", _pair(statement)
@@ -110,10 +110,10 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     epsilon, most, tolerance = curve.epsilon, float(own["proven"]["epsilon"]), EXACT if curve.exact else NUMERIC
     dearer = Curve((), curve.mu**2 + spent.fellow, delta, pair, spent.expected.search).epsilon if spent.fellow else 0.0
     _beside_fellows(findings, view, spent.fellow > 0, dearer)
-    slack = NUMERIC if spent.expected.steps else tolerance  # the share of the grid in a step's price follows its clip
+    slack = NUMERIC if spent.expected.steps else tolerance  # the grid's share in the price of a step depends on its clip
     least = (1 - slack) * plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
     findings.check(least <= epsilon <= most * (1 + tolerance), subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
-    rounds = sorted(spent.so_far)[:: max(1, len(spent.so_far) // (1000 if curve.exact else 4))]  # composed losses take long
+    rounds = sorted(spent.so_far)[:: max(1, len(spent.so_far) // (1000 if curve.exact else 4))]  # composition of losses is slow
     costs = [(n, Curve(*spent.so_far[n], delta, pair, spent.expected.search).epsilon) for n in rounds]
     for row in history if most < math.inf and view != "final" else []:
         before, text = bisect(costs, (int(row["round"]), math.inf)), row.get("epsilon_spent") or "nan"
@@ -128,13 +128,13 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
 
 
 def _beside_fellows(findings: Findings, view: str, wrong: bool, epsilon: float) -> None:
-    """What runs of version 0.2 and before leave out of a sum of noisy uploads: a client knows the noise that it drew itself."""
+    """Name what runs up to version 0.2 leave out for a sum of noisy uploads: a client knows the noise that it drew itself."""
     text = f"counted as if no client knew its own noise: against a fellow client it is {epsilon:.9g} (advisory A-2026-03)"
     findings.extend([Finding("unknown", f"epsilon of sums ({view} view)", text)] * wrong)
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """Every number of the statement that its page shows, too; the others are computed again."""
+    """Return every number of the statement that its page also shows; the others are recomputed."""
     yield from [value] if isinstance(value, int | float) else []
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         if key not in ("mu", "tpr", "releases", "units", "target_ratio"):
@@ -142,6 +142,6 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _pair(statement: Json) -> str:
-    """The worst-case pair of a sampled release: replacing, where one record moves the clipped update of its client."""
+    """Return the worst-case pair of a sampled release: replace-one if one record moves the clipped update of its client."""
     steps = any(release["event"] == "sampled_gaussian" for release in statement["views"][0]["releases"])
     return str(statement["scope"]["adjacency"]) if statement["scope"]["unit"] == "client" or steps else "replace_one"

@@ -309,7 +309,7 @@ class ComparisonListener(Listener):
 
 
 def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> list[Planned]:
-    """Return the rows of the comparison, with a reason if they cannot be run; to find out, the data are partitioned for each seed.
+    """Return the rows of the comparison, with a reason if they cannot be run; this partitions the data for each seed.
 
     A method without calibrated noise is run once without noise, as the reference.
 

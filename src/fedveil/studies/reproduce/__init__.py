@@ -1,1 +1,1 @@
-"""The papers' tables and figures."""
+"""Reproductions of the papers' tables and figures."""

@@ -1,7 +1,7 @@
-"""What is done with a row's configuration: measurements by name. Most read a finished run; some need no training at all.
+"""Measurements by name for a row's configuration. Most read a finished run; some need no training.
 
-Attacks are those of `fedveil attack`, from the same states of a run. The attackers are naive: they know how a client trains, and
-neither labels nor noise nor masks; `knows` of an inversion tells it more.
+Attacks are those of `fedveil attack`, on the same states of a run. The attackers are naive: they know how a client trains, but
+neither labels, noise nor masks; the option `knows` of an inversion gives it more knowledge.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from fedveil.studies.twin import Change, twin_runs
 class Measure:
     """A measurement.
 
-    trains: whether it needs the row's run. series: from the configuration, the run's directory (None where it does not train),
-    a folder in which it may leave files, and its options.
+    trains: whether it needs the row's run. series: function of the configuration, the run's directory (None without a run), a
+    folder for files, and its options.
     """
 
     summary: str
@@ -50,7 +50,7 @@ class Measure:
     series: Callable[..., Measured]
 
     def checked(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options without `name`; ConfigError for one that this measurement does not have."""
+        """Return the options without `name`. Raises ConfigError for an unknown option."""
         chosen = {key: value for key, value in options.items() if key != "name"}
         allowed = list(inspect.signature(self.series).parameters)[3:]
         for key in chosen:
@@ -60,7 +60,7 @@ class Measure:
 
 
 def of_run(config: Config, run: Path | None, folder: Path) -> Measured:
-    """The history's columns, and the mean of the clients' accuracies of the global model."""
+    """Return the columns of the history, and the mean of the clients' accuracies of the global model."""
     assert run is not None
     data = read_run(run)
     found: dict[str, list[tuple[int, float]]] = {name: _points(data.history, name) for name in data.columns}
@@ -69,7 +69,7 @@ def of_run(config: Config, run: Path | None, folder: Path) -> Measured:
 
 
 def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
-    """Claimed epsilon, and the proven one in the configuration's own view."""
+    """Return the claimed epsilon, and the proven epsilon in the view of the configuration."""
     found = {}
     for view in certify_config(config).views:
         if view.view is config.privacy.view:
@@ -80,7 +80,7 @@ def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
 
 
 def of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
-    """Share of the bits of a whole run that its clients did not send, against 32 bits for each coordinate in each round."""
+    """Return the share of saved upload bits in a run, compared with 32 bits per coordinate and round."""
     assert run is not None
     data, parameters = read_run(run), setting_of(config).layout.dimension
     bits = [float(row["uplink_bits"]) for row in data.history if isinstance(row.get("uplink_bits"), float)]
@@ -88,14 +88,14 @@ def of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
 
 
 def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0, change: Change = "labels") -> Measured:
-    """||w_t - w'_t|| after each round of two runs that differ in one client's data, and the first one's last accuracy."""
+    """Return ||w_t - w'_t|| after each round of two runs that differ in one client's data, and the last accuracy of the first."""
     distances, history = twin_runs(config, client, change)
     scored = [(int(row["round"]) + 1, float(row["test_accuracy"])) for row in history if "test_accuracy" in row]
     return {"sensitivity": list(enumerate(distances, 1)), "test_accuracy": scored}
 
 
 def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int = 0) -> Measured:
-    """Labels and examples that the curious client and the others hold."""
+    """Return the numbers of labels and examples of the curious client and of the others."""
     prepared = prepare(data_spec(config))
     counts = prepared.partition.label_counts(prepared.dataset.y_train, prepared.dataset.info.strata)
     others = np.delete(counts, curious, 0)
@@ -119,11 +119,11 @@ def of_inversion(
     settings: dict[str, Any] | None = None,
     knows: Sequence[str] = (),
 ) -> Measured:
-    """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
+    """Return mean scores of reconstructions of the first test images, each from one upload after one step on a copy of it.
 
     Args:
         folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (`fedveil.attacks.attack_run`).
-        knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
+        knows: additional knowledge of the attacker (see `fedveil attack --knows`); by default none, as in the papers.
     """
     if not issubclass(ATTACKS.find(attack, "measure.attack"), GradientMatching):
         raise ConfigError(f"measure.attack = {attack!r}: this attack reconstructs no images")
@@ -139,7 +139,7 @@ def of_inversion(
 
 
 def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1000) -> Measured:
-    """Share of the test images whose label is the model's answer: rule "output", which follows the model's accuracy."""
+    """Return the share of test images whose label is the model's output: rule "output", which depends on the accuracy."""
     snapshot = snapshot_of(*opened(config), run, last=True)
     x, y = snapshot.federation.test
     found = from_outputs(x[:images], y[:images], *snapshot.model)
@@ -147,7 +147,7 @@ def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1
 
 
 def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int = 2000, images: int = 1000) -> Measured:
-    """Whether an image shows an animal (CIFAR-10), by a probe on the model's features fitted on `known` other test images."""
+    """Infer whether an image shows an animal (CIFAR-10) by a probe on the model's features, fitted on `known` other images."""
     if config.data.name != "cifar10":
         raise ConfigError(f"the attribute 'animal or not' is that of cifar10, not of {config.data.name}")
     options = AttackOptions(images=images, examples="test", settings={"auxiliary": known})
@@ -155,17 +155,17 @@ def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int =
 
 
 def of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
-    """A fresh network trained on the model's answers to the first test images, and scored on others."""
+    """Train a fresh network on the model's outputs for the first test images, and score it on others."""
     options = AttackOptions(images=queries, seed=config.run.seed, settings={"epochs": epochs, "student": 1})
     own = {"victim": "victim_accuracy", "student": "student_accuracy", "agreement": "agreement"}
     return _recorded("extraction", options, config, run, **own)
 
 
 def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int = 10, probes: int = 10) -> Measured:
-    """Share of target clients whose upload is found among all clients', by the gradient on probe images of each target.
+    """Return the share of targets whose upload is identified among those of all clients, by the gradient on probe images.
 
     Args:
-        targets: clients looked for, the first ones. probes: images that the attacker holds of each.
+        targets: number of target clients, the first ones. probes: images of each that the attacker has.
     """
     options = AttackOptions(knows=(), examples="all", settings={"targets": targets, "probes": probes})
     return _recorded("identification", options, config, run, "matched", "top", "tpr", chance="chance_matched")
@@ -181,14 +181,14 @@ def of_generated(
     steps: int = 200,
     batch: int = 64,
 ) -> Measured:
-    """Frechet distances of what a curious client generates of the private class and of classes of its own.
+    """Return Frechet distances of images that a curious client generates of the private class and of its own classes.
 
-    The features are those of a judge trained on public data, so this is not FID. `floor_...` is the distance of two halves of the
-    real images, at the same number of images.
+    The features are those of a judge trained on public data, so this is not FID. `floor_...` is the distance of two halves of
+    the real images, for the same number of images.
 
     Args:
-        folder: gets generated.png, and attack.json: what the attack records, the digest of the judge among it.
-        settings: of the attack, such as `private` and `controls`. images: generated of each class.
+        folder: gets generated.png and attack.json, the record of the attack with the digest of the judge.
+        settings: of the attack, such as `private` and `controls`. images: number of generated images of each class.
         steps, batch: of the generator, per round.
     """
     options = AttackOptions(images=images, steps=steps, batch=batch, settings=settings)
@@ -207,13 +207,13 @@ def of_generated(
 
 
 def _recorded(kind: str, options: AttackOptions, config: Config, run: Path | None, *own: str, **more: str) -> Measured:
-    """Figures of the record of an attack on the last model: of the same name, or of another one."""
+    """Return figures from the record of an attack on the last model, optionally under other names."""
     record = attacked(kind, options, *opened(config), run, last=True)[1].record
     return _figures({name: record[key] for name, key in ({one: one for one in own} | more).items()})
 
 
 def _figures(values: Mapping[str, float]) -> Measured:
-    """Figures that belong to no round."""
+    """Return series for figures that belong to no round."""
     return {name: [(1, float(value))] for name, value in values.items()}
 
 

@@ -1,7 +1,7 @@
 """Recipes: the papers' tables and figures as grids of configurations, with the published values alongside.
 
-A recipe is a TOML file `recipes/METHOD/NAME.toml`. Its rows are all combinations of the entries of its axes; its columns say
-what is collected of each row; `published` holds the paper's values, nested like the axes, then by column if there are several.
+A recipe is a TOML file `recipes/METHOD/NAME.toml`. Its rows are all combinations of the entries of its axes; its columns define
+the values of each row; `published` holds the paper's values, nested like the axes, then by column if there are several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedveil.errors import ConfigError, nearest, unknown
 
 Series = Sequence[tuple[int, float]]
 Measured = Mapping[str, Series]
-"""What a measurement gives of one row: series by name; a figure that belongs to no round stands at round 1."""
+"""The result of a measurement of one row: series by name; a figure that belongs to no round has round 1."""
 
 
 def _values(series: Series) -> list[float]:
@@ -38,10 +38,10 @@ COLLECTORS: dict[str, Callable[[Series], float]] = {
 
 
 def collected(measured: Measured, of: str, collect: str, upto: int | None = None) -> float | str:
-    """One number of a measurement, or why there is none.
+    """Return one number of a measurement, or why there is none.
 
     Args:
-        of: the series. collect: the collector. upto: later rounds are left out.
+        of: the series. collect: the collector. upto: the last round used.
     """
     series = measured.get(of, ())
     if not series:
@@ -70,10 +70,10 @@ class Printed(float):
 
 
 Value = float | str
-"""A published value: a number, or what the table says instead (a dash, a spread, a bound); empty where it says nothing."""
+"""A published value: a number, or the text of the table instead (a dash, a spread, a bound); empty for no entry."""
 Overrides = dict[str, Any]
 Only = Mapping[str, Sequence[str]]
-"""By the name of an axis the labels whose rows are chosen; all of an axis that is not in it."""
+"""The chosen labels by name of the axis; all labels of other axes."""
 _ALL: Only = {}
 
 
@@ -82,11 +82,11 @@ class _Part(BaseModel):
 
 
 class RecipeEntry(_Part):
-    """One position on an axis: how it differs from the base configuration.
+    """One position on an axis, as a difference from the base configuration.
 
     preset: base configuration of these rows. set: overrides `section.key = value`, or `measure.key` for an option of the
-    measurement. small: further ones at small scale. small_with: by a label of another axis, further ones at small scale in rows
-    that have it too. missing: why these rows cannot be run. note: what a reader must know about these rows.
+    measurement. small: additional overrides at small scale. small_with: by label of another axis, additional overrides at small
+    scale in rows with that label. missing: why these rows cannot be run. note: a remark on these rows.
     """
 
     label: str
@@ -106,12 +106,12 @@ class Axis(_Part):
 
 
 class RecipeColumn(_Part):
-    """What is collected of each row.
+    """One value of each row.
 
-    of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.recipe`). round: the
+    of: name of a series of the measurement. collect: its collector (see `fedveil.studies.reproduce.recipe`). round: the
     last one considered, counted from 1 at paper scale; at small scale the round at the same share of the run. times: factor,
-    such as 100 for per cent. relative: the value divided by that of the row with these labels instead. missing: why nothing of
-    it can be had here; it then holds the published values alone.
+    such as 100 for per cent. relative: divide by the value of the row with these labels instead. missing: why the column cannot
+    be measured; it then contains published values only.
     """
 
     label: str
@@ -124,14 +124,14 @@ class RecipeColumn(_Part):
 
 
 class Small(_Part):
-    """The version that ends in minutes on two cores: overrides as in an entry, and the labels that an axis keeps."""
+    """The small scale, which takes minutes on two cores: overrides as in an entry, and the remaining labels of axes."""
 
     set: Overrides = {}
     keep: dict[str, tuple[str, ...]] = {}
 
 
 class Stated(_Part):
-    """A figure that the paper's text gives and that belongs to no single row."""
+    """A figure in the text of the paper that belongs to no single row."""
 
     what: str
     value: SkipValidation[Value]
@@ -140,10 +140,10 @@ class Stated(_Part):
 class Recipe(_Part):
     """One table or figure of a paper.
 
-    preset, set: base configuration of all rows. measure: what is done with a row's configuration, by name, with its options.
-    notes: what the paper does not state, and what the rows do instead. stated: what else its text says of this table.
-    missing: why nothing of it can be run.
-    picture: `dots`, ours beside theirs; `curves`, the first column's series over the rounds.
+    preset, set: base configuration of all rows. measure: the measurement of each row by name, with its options.
+    notes: gaps in the paper, and how the rows fill them. stated: other figures in its text.
+    missing: why no row can be run.
+    picture: `dots`, our values and the published ones; `curves`, the first column's series over the rounds.
     """
 
     title: str
@@ -164,7 +164,7 @@ class Recipe(_Part):
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """One row of a recipe: its entries, one for each axis, and the published value of each column (None where there is none)."""
+    """One row of a recipe: its entries, one for each axis, and the published value of each column (or None)."""
 
     entries: tuple[RecipeEntry, ...]
     published: tuple[Value | None, ...]
@@ -187,13 +187,13 @@ def rows(recipe: Recipe) -> list[RecipeRow]:
 
 
 def kept(recipe: Recipe, row: RecipeRow, scale: str, only: Only = _ALL) -> bool:
-    """Whether the row belongs to this scale; of an axis in `only` those labels do instead."""
+    """Return whether the row belongs to this scale, or for axes in `only` has one of those labels."""
     wanted = {**(recipe.small.keep if scale == "small" else {}), **only}
     return all(label in wanted.get(axis.name, (label,)) for axis, label in zip(recipe.axes, row.labels, strict=True))
 
 
 def check_only(recipe: Recipe, only: Only) -> None:
-    """An error for an axis or a label that the recipe does not have."""
+    """Refuse an axis or a label that the recipe does not have."""
     axes = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
     for name, labels in only.items():
         if name not in axes:
@@ -205,12 +205,12 @@ def check_only(recipe: Recipe, only: Only) -> None:
 
 
 def compared_axis(recipe: Recipe) -> int | None:
-    """The axis whose entries are compared with each other over the seeds, or None."""
+    """Return the axis whose entries are compared with each other over the seeds, or None."""
     return next((i for i, axis in enumerate(recipe.axes) if axis.name in ARMS), None)
 
 
 def check_against(recipe: Recipe, chosen: Sequence[RecipeRow], label: str) -> None:
-    """An error for a label, unless it is empty, that no compared row of those chosen has."""
+    """Refuse a non-empty label that no compared row of those chosen has."""
     axis = compared_axis(recipe)
     if not label:
         return
@@ -223,7 +223,7 @@ def check_against(recipe: Recipe, chosen: Sequence[RecipeRow], label: str) -> No
 
 
 def number(value: Value | None) -> float | None:
-    """The number that a published value is, or begins with before its spread; None for bounds, dashes and nothing."""
+    """Return the number of a published value, without its spread; None for bounds, dashes and empty values."""
     if isinstance(value, int | float):
         return float(value)
     match = re.fullmatch(r"\s*(-?[\d,]*\.?\d+(?:e-?\d+)?)\s*(?:±.*|%)?", value or "")
@@ -231,7 +231,7 @@ def number(value: Value | None) -> float | None:
 
 
 def shown(value: Value | None) -> str:
-    """A published value as text, with the digits that the paper prints."""
+    """Return a published value as text, with the digits of the paper."""
     if value is None or isinstance(value, str):
         return value or ""
     return value.text if isinstance(value, Printed) else f"{value:,.10g}"

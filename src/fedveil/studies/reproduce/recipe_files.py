@@ -1,4 +1,4 @@
-"""Recipes by name, read and checked, and their rows as configurations."""
+"""Load and check recipes by name, and convert their rows to configurations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECIPES = "recipes/*/*.toml"
 
 @dataclass(frozen=True)
 class RowJob:
-    """What is done for one row: its configuration, and the options of the measurement."""
+    """The job of one row: its configuration, and the options of the measurement."""
 
     config: Config
     options: dict[str, Any]
@@ -44,13 +44,13 @@ def job_of(
     data_dir: str | Path | None = None,
     overrides: Sequence[str] = (),
 ) -> RowJob:
-    """The checked job of one row.
+    """Return the checked job of one row.
 
     Args:
         seed: added to the seed of the base configuration. overrides: the user's, `section.key=value`, applied last.
 
     Raises:
-        ConfigError: a configuration or an option that cannot be; names the row.
+        ConfigError: the configuration or an option is invalid; the message names the row.
     """
     preset = next((entry.preset for entry in reversed(row.entries) if entry.preset), recipe.preset)
     raw = {**tomllib.loads(path_of(preset).read_text(encoding="utf-8")), "measure": dict(recipe.measure)}
@@ -73,9 +73,9 @@ def job_of(
 
 
 def settings_digest(recipe: Recipe, row: RecipeRow, scale: Scale, overrides: Sequence[str] = ()) -> str:
-    """16 hexadecimal digits of all options that preset, recipe and user give a row, of what is measured and of its columns.
+    """Return 16 hexadecimal digits of a digest of a row's explicit options, its measurement and its columns.
 
-    Options that nobody gives do not count: neither a new one nor a default that was changed is seen.
+    Options with default values are not part of it, so new options and changed defaults do not change the digest.
     """
     job = job_of(recipe, row, scale, overrides=overrides)
     given = job.config.model_dump(mode="json", exclude_unset=True)
@@ -85,7 +85,7 @@ def settings_digest(recipe: Recipe, row: RecipeRow, scale: Scale, overrides: Seq
 
 
 def changes(recipe: Recipe) -> dict[str, Any]:
-    """What the small scale changes in all rows, by key; and what single entries change, by their label."""
+    """Return the changes of the small scale in all rows, by key; and the changes of single entries, by label."""
     own: dict[str, Any] = {}
     for entry in (entry for axis in recipe.axes for entry in axis.entries):
         own |= {f"{key} ({entry.label})": value for key, value in entry.small.items()}
@@ -105,7 +105,7 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def recipe_names() -> list[str]:
-    """All recipes, `method/table`, in the order of the papers."""
+    """Return the names of all recipes, `method/table`, in the order of the papers."""
     recipes = registered_files(RECIPES)
     order = list(dict.fromkeys(name.split("/")[0] for name in recipes))
     return sorted(
@@ -115,10 +115,10 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str | Path) -> Recipe:
-    """The recipe of that name, or in that file.
+    """Load a recipe by name or file.
 
     Raises:
-        ConfigError: unknown name (names the nearest), or a file that is no recipe (says what is wrong where).
+        ConfigError: the name is unknown (the message names the nearest), or the file is not a recipe (the message says why).
     """
     path = Path(name)
     if path.suffix != ".toml":
@@ -144,7 +144,7 @@ def load_recipe(name: str | Path) -> Recipe:
 
 
 def _problem(recipe: Recipe) -> str:
-    """What is wrong with a recipe that its types do not say, or an empty string."""
+    """Return an error of a recipe that its types do not exclude, or an empty string."""
     labels = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
     if len(labels) < len(recipe.axes) or any(len(set(own)) < len(own) for own in labels.values()):
         return "each axis needs a name of its own, and labels that differ"

@@ -1,4 +1,4 @@
-"""The work of a recipe: runs and measurements in parallel; results of earlier calls are found again."""
+"""The work of a recipe: runs and measurements in parallel; results of earlier calls are reused."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedveil.studies.worker_pool import Job, Workers
 from fedveil.training.cores import available_cores
 
 QUICK = ("run", "uplink", "statement", "partition")
-"""Measurements that are not worth a process of their own."""
+"""Measurements that are too short for a separate process."""
 
 
 @dataclass(frozen=True)
 class RecipeTask:
-    """One measurement: its name, configuration and options, the run that it is of, and the folder in which it is kept."""
+    """One measurement: its name, configuration and options, its run, and the folder of its results."""
 
     name: str
     config: Config
@@ -41,7 +41,7 @@ class RecipeTask:
 
 
 def made(task: RecipeTask) -> Measured:
-    """The measurement, from its file if it was made before."""
+    """Return the measurement, from its file if it exists."""
     if task.name != "run" and task.file.exists():
         saved: dict[str, list[tuple[int, float]]] = json.loads(task.file.read_text(encoding="utf-8"))
         return saved
@@ -53,7 +53,7 @@ def made(task: RecipeTask) -> Measured:
 
 
 def tried(task: RecipeTask) -> Measured | str:
-    """The measurement, or why it failed."""
+    """Return the measurement, or why it failed."""
     try:
         return made(task)
     except FedveilError as problem:
@@ -64,10 +64,10 @@ Announce = Callable[[int, RecipeTask], None]
 
 
 def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce) -> list[Measured | str]:
-    """All measurements in order; those that take long in up to `jobs` processes.
+    """Return all measurements in order; long ones run in up to `jobs` processes.
 
     Args:
-        log: what these processes print. announce: called before each with how many are done.
+        log: file for the output of these processes. announce: called before each with the number of finished ones.
     """
     slow = {str(task.folder): task for task in tasks if task.name not in QUICK and not task.file.exists()}
     problems = _apart(slow, min(len(slow), jobs), log, announce) if min(len(slow), jobs) > 1 else {}
@@ -79,7 +79,7 @@ def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce
 
 
 def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, announce: Announce) -> dict[str, str]:
-    """Make measurements in so many processes, which leave them in their files; returns why some failed."""
+    """Make measurements in `jobs` processes, which write them to files; return why some failed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = iter([_job(name, task) for name, task in slow.items()])
     problems, done = {}, 0
@@ -106,7 +106,7 @@ def _job(name: str, task: RecipeTask) -> Job:
 
 
 def make(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
-    """Make the measurement that a job describes, and leave it in its file."""
+    """Make the measurement that a job describes, and write it to its file."""
     run = None if arguments["run"] is None else Path(arguments["run"])
     made(
         RecipeTask(
@@ -116,22 +116,22 @@ def make(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
 
 
 class RecipeListener(Listener):
-    """Follows the work of a recipe; does nothing by itself."""
+    """A listener to the work of a recipe, which ignores all events."""
 
     def planned(self, recipe: Recipe, configs: Sequence[Config], lacking: Mapping[str, str]) -> None:
-        """Before anything runs.
+        """Called before anything runs.
 
         Args:
-            configs: what will run. lacking: the data sets that cannot be had, with what to do.
+            configs: of the runs. lacking: the unavailable data sets, with what to do.
         """
 
     def measuring(self, done: int, total: int, what: str) -> None:
-        """Before each measurement: how many are done, of how many, and of what."""
+        """Called before each measurement: number of finished ones, total, and description."""
 
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A measurement or why there is none, the folder of its files, and why its run ended before the last round if it did."""
+    """A measurement or why there is none, the folder of its files, and why its run ended early, if so."""
 
     measured: Measured | str
     folder: str
@@ -141,7 +141,7 @@ class MeasuredRow:
 def measured(
     recipe: Recipe, todo: Mapping[tuple[int, int], RowJob], root: Path, jobs: int | None, listener: RecipeListener
 ) -> dict[tuple[int, int], MeasuredRow]:
-    """Train what needs training, then measure, `jobs` at a time (by default as many as there are cores)."""
+    """Train the runs, then measure, `jobs` in parallel (by default the number of cores)."""
     count = available_cores() if jobs is None else jobs
     measure = MEASURES[recipe.measure["name"]]
     names = {key: _directory(job.config) for key, job in todo.items()}
@@ -169,7 +169,7 @@ def _announce(listener: RecipeListener, total: int, done: int, task: RecipeTask)
 
 
 def _directory(config: Config) -> str:
-    """One directory for each configuration, whatever row asks for it."""
+    """Return the directory of a configuration, common to all rows with that configuration."""
     deciding = plain(without_free_keys(config.resolved()))
     return f"{config.method.name}-{config.data.name}-{_digest(deciding)}"
 

@@ -1,7 +1,7 @@
 """The table of a recipe: our values and the paper's, with tests over seeds.
 
-A sample is one number a seed: the same seed has the same data, partition and first model in every row, so rows are paired by it.
-Rounds of one run, and clients of one federation, are no independent samples.
+A sample has one number per seed. A seed has the same data, partition and initial model in every row, so rows are paired by seed.
+Rounds of one run, and clients of one federation, are not independent samples.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedveil.studies.statistics import LEVEL, against, against_best
 ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
 """Series that are accuracies."""
 NEAR, SHARE = 1.5, 0.05
-"""At chance is an accuracy of at most NEAR times that of guessing, and no further above it than SHARE of the way to 1."""
+"""An accuracy is at chance if it is at most NEAR times that of guessing, and exceeds it by at most SHARE of the distance to 1."""
 
 
 def chance_remarks(done: Reproduction) -> list[str]:
-    """One sentence for each column and data set of which two or more rows are at chance."""
+    """Return one sentence for each column and data set with two or more rows at chance."""
     found = []
     for i, column in enumerate(done.recipe.columns):
         if column.of not in ACCURACIES or column.relative:
@@ -48,7 +48,7 @@ def chance_remarks(done: Reproduction) -> list[str]:
 
 
 def _at_chance(outcome: RowOutcome, column: int, times: float) -> float | None:
-    """The chance level of a row that is not above it, else None."""
+    """Return the chance level of a row that does not exceed it, else None."""
     ours = outcome.mean(column)
     guess = outcome.chance
     if ours is None or guess is None or ours > times * min(NEAR * guess, guess + SHARE * (1 - guess)):
@@ -57,7 +57,7 @@ def _at_chance(outcome: RowOutcome, column: int, times: float) -> float | None:
 
 
 def seed_test_remarks(done: Reproduction) -> list[str]:
-    """For each block of rows that differ in the compared axis alone: which rows differ from the largest mean, or a named one."""
+    """Return, for each block of rows that differ in the compared axis only, which differ from the best or from a named row."""
     if done.seeds < 2:
         return []
     axis = compared_axis(done.recipe)
@@ -74,7 +74,7 @@ def seed_test_remarks(done: Reproduction) -> list[str]:
 
 
 def _blocks(done: Reproduction, axis: int) -> Iterator[list[RowOutcome]]:
-    """Rows that agree on all other axes, each with a number for every seed."""
+    """Return blocks of rows that agree on all other axes, each row with a number for every seed."""
     blocks: dict[tuple[str, ...], list[RowOutcome]] = {}
     for outcome in done.outcomes:
         labels = outcome.row.labels
@@ -83,7 +83,7 @@ def _blocks(done: Reproduction, axis: int) -> Iterator[list[RowOutcome]]:
 
 
 def _tested(block: list[RowOutcome], axis: int, column: int, label: str, done: Reproduction) -> str:
-    """One sentence about a block, or nothing where fewer than two rows have several seeds, or the settings decide the figure."""
+    """Return one sentence about a block; none if fewer than two rows have several seeds, or the settings determine the figure."""
     samples = {
         outcome.row.labels[axis]: dict(enumerate(outcome.values[column]))
         for outcome in block
@@ -106,7 +106,7 @@ def _tested(block: list[RowOutcome], axis: int, column: int, label: str, done: R
 
 @dataclass(frozen=True)
 class Line:
-    """One value: its row's labels, its column, the published value, ours with its spread, the difference, and why ours is not."""
+    """One value: labels, column, the published value, ours with its spread, the difference, or why ours is missing."""
 
     labels: tuple[str, ...]
     column: str
@@ -118,7 +118,7 @@ class Line:
     why: str
 
     def cells(self, footnotes: Sequence[str]) -> tuple[str, str, str]:
-        """Theirs, ours and the difference as text; in place of ours the number of the footnote that says why there is none."""
+        """Return the published value, ours and the difference as text; a missing value of ours is the number of a footnote."""
         ours = "" if self.ours is None else digits(self.ours)
         if self.spread is not None:
             ours += f" ± {digits(self.spread)}"
@@ -128,7 +128,7 @@ class Line:
 
 
 def lines(done: Reproduction) -> Iterator[Line]:
-    """All values, row by row and column by column; a row that was not run and has no published value has one line."""
+    """Return all values, row by row and column by column; a row without any value has one line."""
     for outcome in done.outcomes:
         if outcome.problem and not any(v is not None for v in outcome.row.published):
             yield Line(outcome.row.labels, "", None, None, None, 0, None, outcome.problem)
@@ -146,18 +146,18 @@ def header(done: Reproduction) -> list[str]:
 
 
 def body(done: Reproduction) -> list[list[str]]:
-    """The lines of a table, as text under `header`."""
+    """Return the lines of a table, as text under `header`."""
     several, why = len(done.recipe.columns) > 1, footnotes(done)
     return [[*line.labels, *([line.column] if several else []), *line.cells(why)] for line in lines(done)]
 
 
 def footnotes(done: Reproduction) -> list[str]:
-    """Why values of ours are missing, each reason once."""
+    """Return the reasons for missing values of ours, each once."""
     return list(dict.fromkeys(line.why for line in lines(done) if line.why))
 
 
 def scale_text(done: Reproduction) -> str:
-    """At which scale this is, and what that means, in one sentence or two."""
+    """Return one or two sentences about the scale and its meaning."""
     seeds = f"{done.seeds} seed{'s' if done.seeds > 1 else ''}"
     own = f" Settings of the user: {', '.join(done.overrides)}." if done.overrides else ""
     if all(outcome.problem for outcome in done.outcomes):
@@ -178,7 +178,7 @@ def scale_text(done: Reproduction) -> str:
 
 
 def remarks(done: Reproduction) -> list[str]:
-    """Why values are missing, rows at chance, tests over seeds, notes of recipe and rows, and what the paper states besides."""
+    """Return remarks: missing values, rows at chance, tests over seeds, notes, and other figures in the text of the paper."""
     missing = [f"[{i}] {why}." for i, why in enumerate(footnotes(done), 1)]
     ended = [f"{', '.join(o.row.labels)}: the run ended early: {o.ended}." for o in done.outcomes if o.ended]
     entries = [entry for outcome in done.outcomes for entry in outcome.row.entries if entry.note]
@@ -194,12 +194,12 @@ def remarks(done: Reproduction) -> list[str]:
 
 
 def title(done: Reproduction) -> str:
-    """Paper, table and what it is about."""
+    """Return the title: paper, table and subject."""
     return f"{PAPERS[done.recipe.paper]}, {done.recipe.table}: {done.recipe.title}"
 
 
 def write_results(done: Reproduction) -> Path:
-    """Write result.json, result.md, result.csv and versions.json into the reproduction's folder; returns the folder."""
+    """Write result.json, result.md, result.csv and versions.json into the reproduction's folder, and return the folder."""
     done.folder.mkdir(parents=True, exist_ok=True)
     write_json(done.folder / "result.json", as_json(done))
     write_text(done.folder / "result.md", as_markdown(done))
@@ -253,7 +253,7 @@ def as_markdown(done: Reproduction) -> str:
 
 
 def as_csv(done: Reproduction) -> str:
-    """One line a value."""
+    """Return CSV with one line per value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     axes = [axis.name for axis in done.recipe.axes]
@@ -267,12 +267,12 @@ def as_csv(done: Reproduction) -> str:
 
 
 def digits(value: float) -> str:
-    """A number to four significant digits, as the papers print theirs."""
+    """Return a number with four significant digits, as in the papers."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def signed(value: float) -> str:
-    """A difference, with its sign."""
+    """Return a difference with its sign."""
     return f"{'+' if value >= 0 else '-'}{digits(abs(value))}"
 
 

@@ -1,4 +1,4 @@
-"""Reproduce a recipe: run its rows, resumably, and put our values alongside the paper's.
+"""Reproduce a recipe: run its rows, which can be resumed, and compare our values with the paper's.
 
 Runs lie under `OUT/runs`, one directory for each configuration, so that recipes which need the same run share it; the results of
 a recipe lie under `OUT/RECIPE/SCALE`.
@@ -36,7 +36,7 @@ Presence = Literal["here", "to download", "absent"]
 
 
 def presence(name: str, data_dir: str | None = None) -> Presence:
-    """Whether a data set can be read; if not, whether `fedveil` knows where to download it from."""
+    """Return whether a data set can be read, or can be downloaded by `fedveil`, or neither."""
     try:
         load(name, data_dir, download=False)
     except DataError:
@@ -45,9 +45,9 @@ def presence(name: str, data_dir: str | None = None) -> Presence:
 
 
 def chance_of(data: str, data_dir: str | None = None) -> float | None:
-    """What guessing reaches on the test set: the share of its commonest class, 1 / classes where it is not here.
+    """Return the accuracy of guessing on the test set: the share of the most common class, or 1 / classes without data.
 
-    None where there are no classes to guess.
+    None if the task has no classes.
     """
     try:
         classes = info(data).classes
@@ -62,7 +62,7 @@ def chance_of(data: str, data_dir: str | None = None) -> float | None:
 
 
 def unavailable(names: Iterable[str], data_dir: str | None = None) -> dict[str, str]:
-    """The data sets that cannot be had, each with what to do; those that can be downloaded are."""
+    """Download missing data sets if possible, and return the unavailable ones, each with what to do."""
     lacking = {}
     for name in names:
         if presence(name, data_dir) == "here":
@@ -79,9 +79,9 @@ class RowOutcome:
     """The outcome of one row.
 
     Args:
-        values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
-        problem: why the whole row was not run. measured: of the first seed. folders: where the runs and files of the row lie.
-        ended: why a run of it stopped before its last round. chance: accuracy of guessing on its data, where there are classes.
+        values: by column, the numbers of seeds. problems: by column, why numbers are missing.
+        problem: why the whole row was not run. measured: measurement of the first seed. folders: of runs and files of the row.
+        ended: why a run of it stopped early. chance: accuracy of guessing on its data, if there are classes.
     """
 
     row: RecipeRow
@@ -99,7 +99,7 @@ class RowOutcome:
         return sum(values) / len(values) if values else None
 
     def difference(self, column: int) -> float | None:
-        """Ours less theirs, or None where one of them is no number."""
+        """Our mean minus the published value, or None if one of them is missing."""
         ours, theirs = self.mean(column), number(self.row.published[column])
         return None if ours is None or theirs is None else ours - theirs
 
@@ -109,8 +109,8 @@ class Reproduction:
     """A recipe's rows at one scale, each with its outcome.
 
     Args:
-        left_out: rows of the paper's scale that are not among them. against: the method that the tests compare others with;
-            empty for the one of the largest mean.
+        left_out: number of omitted rows of the paper's scale. against: the method with which tests compare the others;
+            empty for the one with the largest mean.
     """
 
     name: str
@@ -127,16 +127,16 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class ReproductionSpec:
-    """Which recipe is run, and how.
+    """The specification of a reproduction.
 
     Args:
-        recipe: its name, or its file. seeds: repetitions of each row. data_dir: where data sets lie.
-        overrides: `section.key=value`, for all rows, applied last. only: which rows, by axis; of axes that are not in it all
-            those of the scale. against: label of the method that tests over seeds compare the others with, empty for the one of
-            the largest mean.
+        recipe: name or file. seeds: repetitions of each row. data_dir: folder of the data sets.
+        overrides: `section.key=value`, for all rows, applied last. only: chosen labels by axis; other axes have
+            all labels of the scale. against: label of the method with which tests over seeds compare the others; empty for the
+            one with the largest mean.
 
     Raises:
-        ConfigError: no such scale, or no seed; `against` with one seed.
+        ConfigError: the scale is unknown, there is no seed, or `against` is given with one seed.
     """
 
     recipe: str | Path
@@ -162,14 +162,14 @@ def reproduce(
     jobs: int | None = None,
     listener: RecipeListener | None = None,
 ) -> Reproduction:
-    """Run what is not yet done of a recipe and return all of it.
+    """Run the missing parts of a recipe and return all of it.
 
     Args:
-        out: the folder that recipes share. jobs: runs and measurements at a time; by default the cores.
-        listener: hears what will run, how the runs go on and what is measured.
+        out: common folder of recipes. jobs: runs and measurements in parallel; by default the number of cores.
+        listener: called for the plan, the progress of runs, and measurements.
 
     Raises:
-        ConfigError: a row that cannot be, an axis or a label that there is not. DataError: none of the rows has its data.
+        ConfigError: a row is invalid, or an axis or a label is unknown. DataError: the data of all rows are missing.
     """
     recipe, root, listener = load_recipe(spec.recipe), Path(out), listener or RecipeListener()
     check_only(recipe, spec.only)
@@ -215,7 +215,7 @@ def reproduce(
 
 
 def _value(measured: Measured | str, column: RecipeColumn, last: int | None) -> float | str:
-    """What a column takes of a measurement, or why there is none."""
+    """Return the value of a column from a measurement, or why there is none."""
     return measured if isinstance(measured, str) else collected(measured, column.of, column.collect, last)
 
 
@@ -237,7 +237,7 @@ def _outcome(recipe: Recipe, row: RecipeRow, found: Sequence[MeasuredRow], upto:
 
 
 def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowOutcome]:
-    """The outcomes with relative columns divided by the row that they are relative to."""
+    """Return the outcomes with relative columns divided by the values of their reference rows."""
     by_label = {o.row.labels: o for o in outcomes}
     done = []
     for outcome in outcomes:
@@ -256,6 +256,6 @@ def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowO
 
 
 def _upto(columns: Sequence[RecipeColumn], job: RowJob, full: RowJob) -> list[int | None]:
-    """The last round of each column: as in the recipe, or at the same share of a shorter run."""
+    """Return the last round of each column: as in the recipe, or at the same share of a shorter run."""
     share = job.config.training.rounds / full.config.training.rounds
     return [None if c.round is None else max(1, round(c.round * share)) for c in columns]

@@ -1,4 +1,4 @@
-"""About how long a recipe takes on this machine: operations counted, and two short networks timed."""
+"""An estimate of the time of a recipe on this machine, from counted operations and the speed of two small networks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fedveil.studies.reproduce.recipe_files import RowJob, Scale, job_of
 from fedveil.training.cores import available_cores
 
 BACKWARD = 3
-"""A training step costs about three forward passes."""
+"""Forward passes that cost as much as a training step, about."""
 PASSES = 10
-"""About so often a round's step reads or writes every parameter."""
+"""Number of times that a step of a round reads or writes every parameter, about."""
 BEGIN = 2.0
-"""Seconds of a run beside its rounds and its data: imports, statement, ledger, files."""
+"""Seconds of a run in addition to its rounds and its data: imports, statement, ledger, files."""
 READ = 3e-8
 """Seconds to load, standardise and partition one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
 def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None, overrides: Sequence[str] = ()) -> float:
-    """About the seconds that a recipe's rows (those of `only`, with the user's overrides) take, on all cores of this machine."""
+    """Estimate the seconds for a recipe's rows (those of `only`, with the user's overrides) on all cores of this machine."""
     chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale, only or {})]
     name = str(recipe.measure["name"])
     cores = min(available_cores(), max(len(chosen), 1))
@@ -43,7 +43,7 @@ def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None, overrides
 
 
 def spoken(seconds: float) -> str:
-    """About so long, in words."""
+    """Return a duration in words."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.2g} {unit}" if seconds < 100 * size else f"about {seconds / size:.0f} {unit}"
@@ -59,11 +59,11 @@ def _job(job: RowJob, measure: str) -> float:
     if measure == "inversion":
         return begin + _attack(job, forward)
     s = setting_of(job.config)
-    each = max(s.records, 1)  # not known of some data sets before they are loaded
+    each = max(s.records, 1)  # unknown for some data sets before they are loaded
     steps = s.cohort * s.local.steps_for(each) * s.rounds
     examples = steps * min(s.local.batch_size, each) * BACKWARD
     evaluations = -(-s.rounds // (job.config.training.evaluate_every or s.rounds)) if measure != "twin" else 1
-    own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
+    own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global and by the personal models
     models = 1 + s.clients * job.config.training.personal_on_test_set
     training = _per_operation(forward) * forward * (examples + evaluations * (models * data.test_size + own_tests))
     training += steps * parameters * PASSES * _per_number()
@@ -75,7 +75,7 @@ def _job(job: RowJob, measure: str) -> float:
 
 
 def _attack(job: RowJob, forward: float) -> float:
-    """Reconstructions: each evaluation differentiates a gradient, three training steps or so; L-BFGS makes 20 a step."""
+    """Estimate reconstructions: an evaluation differentiates a gradient, about three training steps; L-BFGS needs 20 a step."""
     settings = job.options.get("settings", {})
     kind = job.options.get("attack", "ig")
     steps = settings.get("steps", {"ig": 4800, "gradinversion": 2000}.get(kind, 300))
@@ -85,7 +85,7 @@ def _attack(job: RowJob, forward: float) -> float:
 
 
 def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...], classes: int) -> float:
-    """A step of the generator: two passes of it and three of the model, one of each of them backwards."""
+    """Estimate a step of the generator: two passes of it and three of the model, one of each backwards."""
     module = generator(Bounds(shape), classes, 100, torch.Generator())
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
@@ -97,7 +97,7 @@ def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...],
 
 @cache
 def _size(options: str, shape: tuple[int, ...], classes: int) -> tuple[float, int]:
-    """Operations of one example's forward pass, and parameters."""
+    """Return the operations of one example's forward pass, and the number of parameters."""
     network = network_of(json.loads(options))
     module = build(network.name, shape, classes, 0, **dict(network.options))
     counter = FlopCounterMode(display=False)
@@ -108,14 +108,14 @@ def _size(options: str, shape: tuple[int, ...], classes: int) -> tuple[float, in
 
 
 def _per_operation(forward: float) -> float:
-    """Seconds per operation, by the timed network that is nearest in size."""
+    """Return seconds per operation, from the timed network nearest in size."""
     timed = _timed()
     return min(timed, key=lambda pair: abs(math.log(pair[0] / forward)))[1]
 
 
 @cache
 def _timed() -> tuple[tuple[float, float], ...]:
-    """(operations of one forward pass, seconds per operation) of two networks, from half a second of training each."""
+    """Return (operations of one forward pass, seconds per operation) of two networks, each timed for half a second."""
     found = []
     for options in _PROBES:
         text, shape, batch = json.dumps(options), (3, 32, 32), 16
@@ -133,7 +133,7 @@ def _timed() -> tuple[tuple[float, float], ...]:
 
 @cache
 def _evaluation() -> float:
-    """Seconds to differentiate a gradient of LeNet-5 on one image: small networks take about as long, by their calls."""
+    """Return the seconds to differentiate a gradient of LeNet-5 on one image, about equal for all small networks."""
     options, shape = _PROBES[0], (3, 32, 32)
     module = build(str(options["name"]), shape, 10, 0)
     x, y = torch.rand((1, *shape), requires_grad=True), torch.zeros(1, dtype=torch.int64)
@@ -148,13 +148,13 @@ def _evaluation() -> float:
 
 @cache
 def _per_number() -> float:
-    """Seconds to update one number of a long vector."""
+    """Return the seconds to update one number of a long vector."""
     a, b = torch.zeros(4_000_000), torch.ones(4_000_000)
     return _time(lambda: a.add_(b, alpha=0.1)) / len(a)
 
 
 def _time(act: Any, budget: float = 0.25) -> float:
-    """Seconds of one call, the median over `budget` seconds of them after one to warm up."""
+    """Return the seconds of one call, the median of calls for `budget` seconds after one warm-up call."""
     act()
     durations, end = [], time.perf_counter() + budget
     while time.perf_counter() < end:

@@ -150,7 +150,7 @@ def _score(spec: SearchSpec, state: CellState) -> float | None:
 
 
 BOOKED = "selection.json"
-"""The file in the folder of the search with the charge, written before the first run. Without WINNER, the search was interrupted."""
+"""The file with the charge of a search, written before the first run. Without WINNER, the search was interrupted."""
 WINNER = "run"
 
 

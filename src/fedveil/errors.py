@@ -75,15 +75,15 @@ def users_place(frames: Sequence[tuple[str, int]]) -> str:
     Args:
         frames: file and line of each call, outermost first. Those before the last call in fedveil are ignored.
     """
-    found = ""
+    innermost = ""
     for file, line in frames:
         if file.startswith(_HOUSE):
-            found = ""
+            innermost = ""
         elif not file.startswith(("<frozen", f"{_INSTALLED}/torch/")) and (
             file.startswith(_INSTALLED) or not file.startswith(_PYTHON)
         ):
-            found = f"{file}:{line}"
-    return found
+            innermost = f"{file}:{line}"
+    return innermost
 
 
 def one_line(text: str, longest: int = 2000) -> str:

@@ -53,14 +53,14 @@ def signed_rank(differences: Sequence[float]) -> float:
     """
     from scipy.stats import rankdata  # imported here: it takes most of a second, which reports do not need
 
-    kept = [d for d in differences if d != 0]
-    ranks = [round(2 * r) for r in rankdata([abs(d) for d in kept])] if kept else []
-    observed = sum(r for r, d in zip(ranks, kept, strict=True) if d > 0)
+    nonzero = [d for d in differences if d != 0]
+    ranks = [round(2 * r) for r in rankdata([abs(d) for d in nonzero])] if nonzero else []
+    observed = sum(r for r, d in zip(ranks, nonzero, strict=True) if d > 0)
     ways = [1] + [0] * sum(ranks)
     for rank in ranks:
         ways = [w + (ways[i - rank] if i >= rank else 0) for i, w in enumerate(ways)]
     tail = min(sum(ways[: observed + 1]), sum(ways[observed:]))
-    return min(1.0, 2 * tail / 2.0 ** len(kept))
+    return min(1.0, 2 * tail / 2.0 ** len(nonzero))
 
 
 def smallest_signed_rank(n: int) -> float:
@@ -131,8 +131,8 @@ def curve(runs: list[list[tuple[float, Any]]]) -> dict[str, Any]:
     """Return the mean over the runs at their common rounds (from 1); for several runs, with a 95 % confidence interval."""
     tables = [{int(t) + 1: v for t, v in run if isinstance(v, float)} for run in runs]
     shared = [t for t in tables[0] if all(t in table for table in tables[1:])]
-    kept = thinned(shared)
-    values = {t: [table[t] for table in tables] for t in kept}
+    drawn_rounds = thinned(shared)
+    values = {t: [table[t] for table in tables] for t in drawn_rounds}
     curve: dict[str, Any] = {"points": [[t, fmean(v)] for t, v in values.items()]}
     if len(runs) > 1:
         half = {t: interval(v) if all(map(math.isfinite, v)) else math.nan for t, v in values.items()}
@@ -173,7 +173,7 @@ def spread(values: Sequence[float | None]) -> dict[str, float] | None:
 def layers(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
     """Return curves of the layers for each column of layers.csv, equal ones merged; beyond 12, smallest, median and largest."""
     rows = runs[0].layers
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_column: dict[str, list[dict[str, Any]]] = {}
     for column in dict.fromkeys(k for row in rows for k in row if k not in ("round", "layer")):
         table: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
@@ -183,8 +183,8 @@ def layers(runs: list[RunData]) -> dict[str, list[dict[str, Any]]]:
         for layer, points in table.items():
             merged.setdefault(tuple((t, float(f"{v:.6g}")) for t, v in points), []).append(layer)
         curves = [{"name": _layer_name(names, len(table)), **curve([list(points)])} for points, names in merged.items()]
-        found[column] = curves if len(curves) <= 12 else _summarised(list(table.values()))
-    return found
+        by_column[column] = curves if len(curves) <= 12 else _summarised(list(table.values()))
+    return by_column
 
 
 def _layer_name(names: list[str], total: int) -> str:

@@ -134,9 +134,9 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
     elif change == "record":
         x[low], y[low] = prepared.test[0][0], prepared.test[1][0]
     else:
-        kept = torch.cat([torch.arange(low), torch.arange(high, len(y))])
+        rest = torch.cat([torch.arange(low), torch.arange(high, len(y))])
         offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets - (high - low), clients.offsets)
-        return Clients(x[kept], y[kept], offsets)
+        return Clients(x[rest], y[rest], offsets)
     return Clients(x, y, clients.offsets)
 
 

@@ -40,7 +40,7 @@ def of_worst_privacy(
 
     Each value also has an entry `..._sigma`: the noise std of an upload at which this mu gives (epsilon, `privacy.delta`).
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for t in rounds or [config.training.rounds]:
         s, method = _noisy(config, t)
         shifts, std = [shift(rates, batch_clip(s), s.cohort, proximal=_proximal(method)) for rates in _rates(s)], _std(s, method)
@@ -50,9 +50,9 @@ def of_worst_privacy(
             "composed": composition_mu(shifts, s.cohort, std, View.AGGREGATE),
         }
         for name, mu in mus.items():
-            found.setdefault(f"{name}_mu", []).append((t, mu))
-            found.setdefault(f"{name}_sigma", []).append((t, mu * std / mu_of(epsilon, s.delta)))
-    return found
+            series.setdefault(f"{name}_mu", []).append((t, mu))
+            series.setdefault(f"{name}_sigma", []).append((t, mu * std / mu_of(epsilon, s.delta)))
+    return series
 
 
 def of_sensitivity_terms(config: Config, run: Path | None, folder: Path) -> Measured:

@@ -236,10 +236,10 @@ class Check:
                 _needs_personal_models(configs[0], self.column.name)
         except FedveilError as problem:
             return str(problem)
-        found = {config.run.seed: said for config in configs if (said := self._partition(config))}
-        if not found:
+        problems = {config.run.seed: message for config in configs if (message := self._partition(config))}
+        if not problems:
             return ""
-        return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}: {'; '.join(dict.fromkeys(found.values()))}"
+        return f"seed{'s' * (len(problems) > 1)} {', '.join(map(str, problems))}: {'; '.join(dict.fromkeys(problems.values()))}"
 
     def _partition(self, config: Config) -> str:
         from fedveil.experiment.assembly import prepare

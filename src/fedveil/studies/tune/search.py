@@ -183,7 +183,7 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
     for candidate, its_data in zip(candidates, prepared, strict=True):
         rehearsed(resolve(candidate, its_data.population), its_data)
     begin = time.time()
-    _book(config, candidates[0], out)
+    _charge_search(config, candidates[0], out)
     work = private_folder(out)
     try:
         best = -math.inf
@@ -246,7 +246,7 @@ def _silence() -> Iterator[None]:
             logging.disable(level)
 
 
-def _book(config: Config, candidate: Config, out: Path) -> None:
+def _charge_search(config: Config, candidate: Config, out: Path) -> None:
     """Charge the whole search to privacy.budget, if there is one, and record that it began."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         begun = "holds a search that was begun and charged" if (out / BOOKED).exists() else "exists and is not empty"

@@ -95,7 +95,7 @@ globalThis.veilWords = (() => {
       $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
     const remedy = F.remedy(p);
     const what = F.isSgd(p) ? "a batch of" : "";
-    const who = F.isSgd(p) ? "" : " clients a round";
+    const who = F.isSgd(p) ? "" : " clients per round";
     const way = remedy.dim >= 2 ? `, or at most ${format(remedy.dim)} parameters` : "";
     $("ratio-scope").textContent =
       `${gathered(p)} ${ratio > 1 && F.verdict(p) !== "yes" ? `Noise and signal of one ${F.isSgd(p) ? "step" : "round"} are equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(

@@ -263,7 +263,7 @@ def _best_attack(s: Statement) -> Values | None:
     if math.isinf(s.proven.epsilon):
         return None
     whom = "a given client" if s.scope.unit is Unit.CLIENT else "a given record"
-    lines = (f"Detects {whom} at most so often, at 5 % false alarms.", "Guessing: 5 %.", f"It {SEES[s.own.view]}.")
+    lines = (f"Detects {whom} at most so often, at 5 % false alarms.", "Guessing: 5 %.", f"The attacker {SEES[s.own.view]}.")
     return card_of("Best possible attack", percent_at_most(s.own.tpr), s.own.tpr, *lines)
 
 
@@ -273,7 +273,7 @@ def _not_protected(s: Statement) -> Values | None:
     if not names:
         return None
     nobody = f"Nothing is proven against an attacker who {' or '.join(unproven)}." if unproven else ""
-    return card_of("Not protected", f"{len(names)} points", None, nobody, f"{capital('; '.join(names))}.")
+    return card_of("Not protected", f"{len(names)} limits", None, nobody, f"{capital('; '.join(names))}.")
 
 
 def _claimed(claim: Claim | None) -> Values | None:

@@ -77,13 +77,11 @@ globalThis.veilWords = (() => {
     const family = F.familyOf(p);
     const number = (value, shown = format) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${shown(value)}`);
     const beside = claim && F.sameView(p);
-    $("claimed").textContent = beside ? number(claim.epsilon) : claim ? "another view" : "no claim";
+    $("claimed-card").hidden = !claim;
+    $("claimed").textContent = beside ? number(claim.epsilon) : "another view";
     $("claimed").dataset.value = beside ? claim.epsilon : "";
     if (claim && !beside) $("claimed-scope").textContent = `The claim is for the ${family.claim.view} view: choose that view to see it beside its proof.`;
-    else
-      $("claimed-scope").textContent = claim
-        ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
-        : "The method's own accounting is the proof; there is no separate claim.";
+    else $("claimed-scope").textContent = claim ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`) : "";
     $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
     $("proven").textContent = number(eps, atMost);
     $("proven").dataset.value = eps;
@@ -105,8 +103,8 @@ globalThis.veilWords = (() => {
     const row = (name, value) => el("div", {}, el("span", {}, `${name} `), bold(value));
     const bare = (value) => number(value).replace("ε = ", "");
     $("strip").replaceChildren(
-      row("claimed", beside ? bare(claim.epsilon) : claim ? "another view" : "–"),
       row("proven", bare(eps)),
+      ...(claim ? [row("claimed", beside ? bare(claim.epsilon) : "another view")] : []),
       row("noise", `${format(ratio, 2)} ×`),
     );
   }

@@ -133,11 +133,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """mkdocs: search loads the site's own script and its dialog has a name; code that scrolls is reached by keyboard."""
+    """mkdocs: search loads the site's own script and its dialog has a name."""
     own = posixpath.relpath("site/iframe-worker.js", posixpath.dirname(page.url) or ".")
     dialog = 'data-md-component="search" role="dialog"'
     named = output.replace(dialog, f'{dialog} aria-label="Search"')
-    return SHIM.sub(own, re.sub(r"(<pre[^>]*>(?:<span></span>)?<code)>", r'\1 tabindex="0">', named))
+    return SHIM.sub(own, named)
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:

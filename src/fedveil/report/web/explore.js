@@ -169,7 +169,7 @@
     const log = $("log-epsilon").checked;
     const over = epsilonSeries(p, turns, (t) => [t, noise]);
     veilChart($("chart-rounds"), {
-      title: "Claimed and proven, over rounds",
+      title: claim ? "Claimed and proven, over rounds" : "Proven, over rounds",
       x: { label: "rounds", min: Math.min(...turns) === rounds ? 0 : 1 },
       y: epsilonAxis(log),
       series: log ? clipLow(over) : over,

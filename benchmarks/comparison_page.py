@@ -29,6 +29,8 @@ NAMED = 10
 """The first methods, each drawn with a line style of its own; the rest, baselines of the papers, are grey."""
 TESTED = 3
 """Seeds that a test needs: the p of two is chance."""
+SIGNIFICANT = 0.05
+"""The level of the tests."""
 POINTS = (-50, -20, -10, -5, -2, -1, 0, 1, 2)
 Sample = dict[int, float]
 """A number of each seed."""
@@ -138,13 +140,36 @@ def wrapped(text: str) -> str:
     return fill(text, 120, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False)
 
 
+PANELS = {
+    ("global", "iid"): "global accuracy, IID",
+    ("global", "dirichlet"): "global accuracy, Dirichlet 0.5",
+    ("personal", "dirichlet"): "clients' own models, Dirichlet 0.5",
+}
+"""The panels of the figure: contest and partition, and the title."""
+
+
+def message(found: Found) -> str:
+    """The title of the figure: the methods that are significantly better than the reference (5 %, Holm), and by how much."""
+    better = [
+        f"{method} (by {difference:.1f} points at epsilon {epsilon:g}, {name})"
+        for (contest, partition), name in PANELS.items()
+        for epsilon in EPSILONS
+        for method, (difference, p) in tests(
+            {m: sample(found, contest, m, partition, epsilon, CONTESTS[contest].score) for m in CONTESTS[contest].methods}
+        ).items()
+        if difference > 0 and p is not None and p < SIGNIFICANT
+    ]
+    if not better:
+        return f"No method is significantly better than {REFERENCE}"
+    return f"Only {' and '.join(better)} is significantly better than {REFERENCE}"
+
+
 def draw(found: Found) -> None:
     """How far each method lies from the reference, by epsilon; bars are 95 % intervals over seeds."""
-    places = [("global", "iid", "global accuracy, IID"), ("global", "dirichlet", "global accuracy, Dirichlet 0.5")]
-    places.append(("personal", "dirichlet", "clients' own models, Dirichlet 0.5"))
-    figure = blank(10, 4.6)
-    axes = panels(figure, len(places), 3)
-    for axis, (contest, partition, name) in zip(axes, places, strict=True):
+    figure = blank(10, 4.9)
+    figure.suptitle(message(found), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    axes = panels(figure, len(PANELS), 3)
+    for axis, ((contest, partition), name) in zip(axes, PANELS.items(), strict=True):
         for i, method in enumerate(METHODS):
             if method != REFERENCE:
                 points = differences(found, contest, method, partition)

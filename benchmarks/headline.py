@@ -38,7 +38,7 @@ def one(config_file: str, overrides: list[str], seed: int) -> dict[str, float]:
 def draw(found: dict[str, Any]) -> None:
     """Accuracy against proven epsilon, with the same training without noise as a band."""
     values = {name: [run["accuracy"] for run in runs.values()] for name, runs in found.items()}
-    axis = (figure := blank(6, 3.4)).subplots()
+    axis = (figure := blank(6.6, 3.6)).subplots()
     for epsilon in (2, 4, 8):
         own = values.get(f"DP-FedAvg epsilon {epsilon}", [])
         axis.plot([epsilon] * len(own), own, "o", color=BLUE, alpha=0.6, label="one seed" if epsilon == 2 else None)
@@ -47,7 +47,10 @@ def draw(found: dict[str, Any]) -> None:
     axis.axhspan(*band, color=ORANGE, alpha=0.25, label="the same training without noise (3 seeds)")
     axis.set(xlabel="proven epsilon (client level, zero-out, aggregate view, delta = 1e-5)", ylabel="test accuracy (%)")
     axis.set(xticks=[2, 4, 8], ylim=(60, 80))
-    axis.set_title("DP-FedAvg on Fashion-MNIST, LeNet-5, 1,000 clients of 60 images", fontsize=10)
+    strictest, bare = (statistics.mean(values[name]) for name in ("DP-FedAvg epsilon 2", BARE))
+    message = f"DP-FedAvg reaches {strictest:.1f} % at epsilon 2, and {bare:.1f} % without noise"
+    figure.suptitle(message, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    axis.set_title("Fashion-MNIST, LeNet-5, 1,000 clients of 60 images", loc="left", fontsize=9)
     quiet(axis)
     axis.legend(frameon=False, loc="lower right")
     save(figure, FIGURES / "headline.svg")

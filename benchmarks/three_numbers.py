@@ -20,7 +20,7 @@ from typing import Any
 
 from fedveil.accounting.types import at_least, at_most
 from fedveil.attacks.audit_run import audit_config
-from fedveil.drawing import AMBER, BLUE, ORANGE, blank, save
+from fedveil.drawing import AMBER, BLUE, MUTED, RED, blank, save
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.run_directory import plain
@@ -212,26 +212,77 @@ def table(lines: list[dict[str, Any]]) -> str:
     return markdown(head, rows)
 
 
+DRAWN = {
+    "fedavg": "server",
+    "dp-fedavg": "aggregate",
+    "fedglp-adp (published)": "aggregate",
+    "fedglp-adp (proven)": "aggregate",
+    "fedanc (published)": "server",
+    "fedanc (proven)": "server",
+    "ladp-fl (published)": "server",
+    "ladp-fl (proven)": "server",
+    "noisy-fedavg (published, Theorem 3a, T = 50)": "final",
+    "noisy-fedavg (proven, ball of diameter 0.2, T = 20)": "final",
+    "aldp-fl (published)": "server",
+    "aldp-fl (proven)": "server",
+}
+"""The rows of the figure: two baselines, and each of the five papers as published and as proven, in the view of its claim."""
+
+
+def mean_audit(line: dict[str, Any]) -> float:
+    """The mean of the audits of all seeds."""
+    return statistics.mean(line["audited"].values())
+
+
+def refuted(line: dict[str, Any]) -> bool:
+    """Return whether the mean audit exceeds the claim."""
+    return line["claimed"] is not None and mean_audit(line) > line["claimed"]
+
+
+def message(lines: list[dict[str, Any]]) -> str:
+    """The title of the figure: how many published forms are refuted, and how many audits exceed a proof."""
+    published = [line for line in lines if "(published" in label(line)]
+    above = sum(mean_audit(line) > line["proven"] for line in lines)
+    proofs = "no audit exceeds a proof" if not above else f"{above} audits exceed a proof"
+    return f"Audits exceed the claims of {sum(map(refuted, published))} of {len(published)} papers; {proofs}"
+
+
 def draw(lines: list[dict[str, Any]]) -> None:
-    """One row per line, three marks on a log axis, inf at the right edge."""
+    """Draw claimed, proven and audited epsilon of the rows in `DRAWN` on a log axis; infinity is at its right edge."""
     low, edge = 0.05, 1000.0
-    styles = {"claimed": (AMBER, "D"), "proven": (BLUE, "|"), "audited": (ORANGE, ">")}
-    figure = blank(8, 0.34 * len(lines) + 1.2)
-    axes = figure.subplots()
-    for key, (colour, mark) in styles.items():
-        shown = [(list(line[key].values()) if key == "audited" else [line[key]], i) for i, line in enumerate(lines)]
-        points = [(min(max(value, low), edge), i) for values, i in shown for value in values if value is not None]
-        looks = {"c": colour, "marker": mark, "s": 160 if mark == "|" else 46, "linewidths": 2 if mark == "|" else 1}
-        axes.scatter(*zip(*points, strict=True), label=key, zorder=3, **looks)
-    axes.set_xscale("log")
-    axes.set_xlim(low * 0.8, edge * 1.5)
-    axes.set_xticks([low, 0.2, 1, 10, 100, edge], ["<= 0.05", "0.2", "1", "10", "100", "inf"])
-    axes.set_yticks(range(len(lines)), [f"{label(line)}, {line['view']}" for line in lines], fontsize=8)
-    axes.invert_yaxis()
-    axes.grid(axis="x", color="#dddddd")
-    axes.axvline(edge, color="#888888", lw=0.8)
-    axes.set_xlabel("epsilon (audited: lower bound; proven: upper bound)")
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    drawn = [line for name, view in DRAWN.items() for line in lines if (label(line), line["view"]) == (name, view)]
+    figure = blank(8, 0.34 * len(drawn) + 1.5)
+    axis = figure.subplots()
+    for place, line in enumerate(drawn):
+        seeds = [min(max(value, low), edge) for value in line["audited"].values()]
+        mean, colour = min(max(mean_audit(line), low), edge), RED if refuted(line) else MUTED
+        axis.plot([min(seeds), max(seeds)], [place, place], color=colour, linewidth=1.5, zorder=2)
+        axis.scatter(min(line["proven"], edge), place, s=190, marker="|", linewidths=2.5, color=BLUE, zorder=3)
+        axis.scatter(mean, place, s=52, marker=">", color=colour, zorder=4)
+        if line["claimed"] is not None:
+            axis.scatter(line["claimed"], place, s=46, marker="D", color=AMBER, zorder=3)
+    marks = {
+        "claimed": (AMBER, "D"),
+        "proven (upper bound)": (BLUE, "|"),
+        "audited (lower bound)": (MUTED, ">"),
+        "audited, above the claim": (RED, ">"),
+    }
+    for name, (colour, mark) in marks.items():
+        axis.scatter(
+            [], [], color=colour, marker=mark, s=130 if mark == "|" else 46, linewidths=2.5 if mark == "|" else 1, label=name
+        )
+    axis.set_xscale("log")
+    axis.set_xlim(low * 0.8, edge * 1.5)
+    axis.xaxis.tick_top()
+    axis.xaxis.set_label_position("top")
+    axis.set_xticks([low, 0.2, 1, 10, 100, edge], ["≤ 0.05", "0.2", "1", "10", "100", "no bound"])
+    axis.set_xlabel("epsilon; audited: mean and range of five seeds", fontsize=9)
+    axis.set_yticks(range(len(drawn)), [f"{label(line)}, {line['view']}" for line in drawn], fontsize=9)
+    axis.set_ylim(len(drawn) - 0.4, -0.6)
+    axis.spines[["bottom", "right"]].set_visible(False)
+    axis.grid(axis="x", alpha=0.25)
+    figure.suptitle(message(drawn), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     save(figure, FIGURES / "three-numbers.svg")
 
 

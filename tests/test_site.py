@@ -145,6 +145,11 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert broken(tmp_path) == []
+    for page, start in (("verify.html", "index.html"), ("methods/fedavg.html", "../index.html")):
+        assert re.findall(r'<a href="([^"]*)"[^>]*md-logo', (tmp_path / page).read_text()) == [start] * 2
+    entries = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    for word, page in (("imbalance", "tasks.html"), ("predict", "python.html"), ("missing", "data.html")):
+        assert any(word in entry["text"] and entry["location"].startswith(page) for entry in entries), word
 
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:

@@ -133,9 +133,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """mkdocs: the script that lets search work from disk is the site's own copy, not one from the network."""
+    """mkdocs: search loads the site's own script and its dialog has a name."""
     own = posixpath.relpath("site/iframe-worker.js", posixpath.dirname(page.url) or ".")
-    return SHIM.sub(own, output)
+    dialog = 'data-md-component="search" role="dialog"'
+    named = output.replace(dialog, f'{dialog} aria-label="Search"')
+    return SHIM.sub(own, named)
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:

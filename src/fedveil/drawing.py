@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
 
 
-INK, MUTED, BLUE, ORANGE, GREEN, AMBER = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73", "#E69F00"
+INK, MUTED, BLUE, ORANGE, GREEN, AMBER, RED = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#C62828"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", AMBER, "#56B4E9", "#8A7F00", MUTED)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))

@@ -73,6 +73,12 @@ class Page:
         return list(self.run(f"return {every}.map((p) => p.getAttribute('d') ?? p.getAttribute('cx'))", chart))
 
 
+def noisy(page: Page) -> None:
+    """Choose the method whose claim is for the last model alone, in the scope of its claim."""
+    for control, value in (("family", "noisy-fedavg"), ("view", "final"), ("scope", "client:replace_one")):
+        page.move(control, value)
+
+
 @pytest.fixture
 def page(open_page: Callable[..., Any], tmp_path: Path) -> Page:
     return Page(open_page(write_explorer(tmp_path)))
@@ -81,6 +87,7 @@ def page(open_page: Callable[..., Any], tmp_path: Path) -> Page:
 @pytest.mark.browser
 def test_numbers_and_curves_follow_every_slider(page: Page) -> None:
     page.move("family", "noisy-fedavg")
+    page.move("view", "final")
     for slider in ("noise", "rounds", "delta", "lr", "smooth", "steps", "dim", "clients", "cohort"):
         chart = (
             "chart-learn" if slider in ("dim", "clients", "cohort") else "chart-noise" if slider == "rounds" else "chart-rounds"
@@ -142,7 +149,7 @@ def test_every_family_speaks_in_every_view_unit_and_sampling(page: Page, every: 
 @pytest.mark.browser
 def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> None:
     keys = "return [...document.querySelectorAll('.veil-key')].map((b) => b.textContent).filter((t) => t.startsWith('claimed'))"
-    assert page.run("return document.getElementById('view').value") == "final"
+    noisy(page)
     assert re.search(r"claim of ε = 0\.752 is [\d.]+ times smaller", page.text("sentence"))
     assert page.text("claimed") == "ε = 0.752"
     assert len(page.run(keys)) == 3
@@ -151,7 +158,7 @@ def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> N
     assert "0.752" not in page.text("sentence")
     assert page.text("claimed") == "another view"
     assert "0.752" not in page.text("claimed-scope")
-    assert page.run("return document.getElementById('strip').textContent").startswith("claimed another viewproven")
+    assert page.run("return document.getElementById('strip').textContent").endswith("claimed another viewnoise 4 ×")
     assert page.run(keys) == []
 
 
@@ -177,6 +184,7 @@ def test_published_form_without_a_bound_is_drawn_as_such(page: Page) -> None:
 
 @pytest.mark.browser
 def test_legend_toggles_a_series_by_mouse_and_keyboard(page: Page) -> None:
+    noisy(page)
     key = "return [...document.querySelectorAll('#chart-rounds .veil-key')].find((b) => b.textContent === 'claimed')"
     button = page.run(key)
     before = page.paths("chart-rounds")
@@ -262,6 +270,7 @@ def test_noise_is_found_for_a_target(page: Page) -> None:
 
 @pytest.mark.browser
 def test_projection_bounds_the_last_model_only(page: Page) -> None:
+    noisy(page)
     for control, value in (("n-rounds", 5000), ("view", "final")):
         page.move(control, value)
     composed = page.number("proven")
@@ -277,12 +286,38 @@ def test_projection_bounds_the_last_model_only(page: Page) -> None:
 @pytest.mark.browser
 def test_address_restores_the_settings(open_page: Callable[..., Any], tmp_path: Path) -> None:
     page = Page(
-        open_page(write_explorer(tmp_path), fragment="#family=fedanc&view=server&noise=5&rounds=17&density=0.2&cohort=nonsense")
+        open_page(
+            write_explorer(tmp_path),
+            fragment="#family=fedanc&view=server&scope=client:replace_one&noise=5&rounds=17&density=0.2&cohort=nonsense",
+        )
     )
     assert page.number("proven") == pytest.approx(gaussian.epsilon_of(2 * 17**0.5 / 5, 1e-5), rel=1e-9)
     assert page.run("return document.getElementById('n-cohort').value") == "500"
     page.run("document.getElementById('reset').click()")
-    assert page.run("return document.getElementById('family').value") == "noisy-fedavg"
+    assert page.run("return document.getElementById('family').value") == "dp-fedavg"
+
+
+@pytest.mark.browser
+def test_it_opens_on_dp_fedavg_and_methods_of_papers_are_behind_a_choice(page: Page) -> None:
+    offered = """return [...document.getElementById('family').options]
+        .filter((o) => !(o.parentElement.tagName === 'OPTGROUP' && o.parentElement.disabled)).map((o) => o.value)"""
+    assert page.run("return document.getElementById('family').value") == "dp-fedavg"
+    assert page.run(offered) == ["dp-fedavg", "silo-dp-sgd"]
+    assert page.run("return document.getElementById('claimed-card').hidden")
+    page.run("document.getElementById('expert').click()")
+    assert set(page.run(offered)) >= set(FAMILIES)
+    page.move("family", "ladp-fl")
+    page.run("document.getElementById('expert').click()")
+    assert page.run("return document.getElementById('family').value") == "dp-fedavg"
+
+
+@pytest.mark.browser
+def test_on_a_phone_the_controls_come_first_and_the_numbers_stay_in_sight(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    page = Page(open_page(write_explorer(tmp_path), width=390, height=844))
+    tops = "return ['.controls', '.headline', '.rest'].map((s) => document.querySelector(s).getBoundingClientRect().top)"
+    assert page.run(tops) == sorted(page.run(tops))
+    page.run("scrollTo({top: 900, behavior: 'instant'})")
+    assert page.run("return document.getElementById('strip').getBoundingClientRect().top") == 0
 
 
 @pytest.mark.browser

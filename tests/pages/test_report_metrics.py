@@ -38,6 +38,7 @@ globalThis.document = {
 };
 ids.data = { textContent: JSON.stringify(data) };
 globalThis.addEventListener = () => {};
+globalThis.ResizeObserver = class { observe() {} };
 const charts = [];
 globalThis.veilChart = (_, drawn) => charts.push([drawn.title, drawn.series.map((s) => s.name)]);
 globalThis.veilChart.format = String;
@@ -45,7 +46,8 @@ globalThis.veilHeatmap = () => {};
 for (const part of parts) require("vm").runInThisContext(part);
 const table = ids.report.all((e) => e.attributes.id === "comparison")[0];
 const cells = (tag) => table.all((e) => e.tag === tag).map((e) => e.text);
-const rows = table.all((e) => e.tag === "tr").slice(1).map((row) => row.children.map((c) => c.text));
+const lines = table.all((e) => e.tag === "tr" && e.children.length > 1).slice(1);
+const rows = lines.map((row) => row.children.map((c) => c.text));
 console.log(JSON.stringify({ headings: cells("th").slice(0, rows[0].length), rows, charts }));
 """
 

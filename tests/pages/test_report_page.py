@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import report_runs as runs
-from fedveil.accounting.types import number
+from fedveil.accounting.types import number, percent_at_most
 from fedveil.experiment.recorded_run import read_run
 from fedveil.experiment.verification import verification
 from fedveil.report.figures import plot_run
@@ -64,6 +64,10 @@ def texts(browser: Any, selector: str) -> list[str]:
     return list(browser.execute_script("return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)", selector))
 
 
+def texts_of_svg(browser: Any, selector: str) -> list[str]:
+    return list(browser.execute_script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector))
+
+
 def click(browser: Any, selector: str, index: int = 0) -> None:
     browser.execute_script("document.querySelectorAll(arguments[0])[arguments[1]].click()", selector, index)
 
@@ -78,10 +82,12 @@ def test_headline_has_accuracy_and_three_numbers_with_their_scope(
     assert accuracy in text(browser, "#result .sentence")
     assert "at most" in text(browser, "#result .sentence")
     cards = texts(browser, "#result .card")
-    assert [card.splitlines()[0] for card in cards] == ["Test accuracy", "Claimed ε", "Proven ε", "Audited ε"]
+    assert [card.splitlines()[0] for card in cards] == ["Test accuracy", "Proven ε", "Best possible attack", "Not protected"]
     assert accuracy in cards[0].splitlines()
-    assert number(run.statement.proven.epsilon) in cards[2].splitlines()
-    assert "delta = 0.001, client level, zero-out, aggregate view" in cards[2]
+    assert number(run.statement.proven.epsilon) in cards[1].splitlines()
+    assert "delta = 0.001, client level, zero-out, aggregate view" in cards[1]
+    assert percent_at_most(run.statement.own.tpr) in cards[2].splitlines()
+    assert f"{len(run.statement.not_protected)} limits" in cards[3].splitlines()
     assert "simulation only" in text(browser, "#result .warning")
     assert in_words(run.statement) in text(browser, "#privacy")
     rows = texts(browser, "#privacy tbody tr")
@@ -146,7 +152,7 @@ def test_partition_is_read_by_hover_and_by_keyboard(open_page: Callable[..., Any
 
 def test_runs_are_compared_with_bands_and_can_be_left_out(open_page: Callable[..., Any], several: Path) -> None:
     browser = open_page(several)
-    rows = texts(browser, "#comparison tbody tr")
+    rows = texts(browser, "#comparison tbody tr:not(.promise)")
     assert len(rows) == 3
     assert "over 2 seeds" in rows[0] or "over 2 seeds" in rows[1]
     assert all("client level, zero-out" in row for row in rows)
@@ -171,9 +177,14 @@ def test_comparison_is_sorted_by_its_headings(open_page: Callable[..., Any], sev
     browser = open_page(several)
 
     def accuracies() -> list[float]:
-        return [float(cell.split()[0]) for cell in texts(browser, "#comparison tbody td[data-label='Test accuracy'] b")]
+        first = "#comparison tbody:nth-of-type(1) td[data-label='Test accuracy'] b"
+        return [float(cell.split()[0]) for cell in texts(browser, first)]
 
-    proven = [float(cell) for cell in texts(browser, "#comparison tbody td[data-label='Proven ε'] b")]
+    assert texts(browser, "#comparison .promise") == [
+        f"Delta = 0.001, client level, zero-out, {v} view" for v in ("aggregate", "server")
+    ]
+    proven = [float(cell) for cell in texts(browser, "#comparison tbody:nth-of-type(1) td[data-label='Proven ε'] b")]
+    assert len(proven) == 2
     assert proven == sorted(proven)
     click(browser, "#comparison th button", 2)
     assert accuracies() == sorted(accuracies(), reverse=True)
@@ -182,6 +193,41 @@ def test_comparison_is_sorted_by_its_headings(open_page: Callable[..., Any], sev
     assert (
         browser.execute_script("return document.querySelectorAll('#comparison th')[2].getAttribute('aria-sort')") == "descending"
     )
+
+
+def test_charts_show_only_what_changes(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    assert texts(browser, "#noise .veil-chart") == []
+    assert "all 2 layers\n0.5" in text(browser, "#noise .facts").replace("Clip norm, ", "")
+    series = """return [...document.querySelectorAll('.veil-chart')].map((chart) => [...chart.querySelectorAll('.veil-line')]
+        .map((line) => new Set(line.getAttribute('d').match(/[\\d.]+(?=[ML]|$)/g)).size))"""
+    assert all(max(heights, default=2) > 1 for heights in browser.execute_script(series))
+
+
+def test_axes_are_named_by_what_they_show(open_page: Callable[..., Any], single: Path) -> None:
+    labels = texts_of_svg(open_page(single), "#training .veil-label")
+    assert {"accuracy (%)", "loss: cross-entropy", "the released update and its noise: L2 norm", "round"} <= {*labels}
+
+
+def test_scores_over_epsilon_and_spending_are_drawn_for_one_promise_at_a_time(
+    open_page: Callable[..., Any], several: Path
+) -> None:
+    browser = open_page(several)
+    titles = texts(browser, "#privacy .veil-title")
+    assert titles == ["Privacy spent over the rounds"] * 2 + ["Test accuracy against proven ε"]
+    assert len(texts(browser, "#result p.warning")) == 1, "the same warning of all runs is said once"
+
+
+@pytest.mark.parametrize("page", ["single", "several"])
+def test_what_scrolls_is_reached_by_keyboard(open_page: Callable[..., Any], page: str, request: pytest.FixtureRequest) -> None:
+    browser = open_page(request.getfixturevalue(page), width=900)
+    browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 100))")
+    stuck = """const wide = [...document.querySelectorAll('pre, .scroll')].filter((e) => e.scrollWidth > e.clientWidth);
+        return [wide.length, wide.filter((e) => e.tabIndex !== 0 || !e.ariaLabel).length]"""
+    count, without = browser.execute_script(stuck)
+    assert without == 0
+    assert count or page == "single"
 
 
 @pytest.mark.parametrize("page", ["single", "several"])

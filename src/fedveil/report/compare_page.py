@@ -16,7 +16,7 @@ from scipy.optimize import isotonic_regression
 from fedveil.drawing import INK, MUTED, blank, quiet, save, style
 from fedveil.experiment.run_directory import present, write_config, write_json, write_table, write_text
 from fedveil.experiment.verification import verification
-from fedveil.report.privacy_section import outcome_lines, outcome_values
+from fedveil.report.privacy_section import capital, outcome_lines, outcome_values
 from fedveil.report.report import MOST_RUNS, write_report
 from fedveil.report.web_page import render
 from fedveil.statement.statement_layout import markdown_section
@@ -142,13 +142,13 @@ def page_values(found: Comparison) -> dict[str, Any]:
     )
     return {
         "title": f"Methods compared on {found.config.data.name}",
-        "lead": f"{_capital(found.what)}, {seeds}, at equal {found.by} epsilon.",
+        "lead": f"{capital(found.what)}, {seeds}, at equal {found.by} epsilon.",
         "headlines": headlines(found),
         "charts": charts(found),
         "note": spread if len(found.seeds) > 1 else "One seed: no confidence interval.",
         "columns": list(cells(found.rows[0], "")),
         "tables": [
-            {"title": _capital(title), "rows": [_line(row, found.names[row.method]) for row in rows]}
+            {"title": capital(title), "rows": [_line(row, found.names[row.method]) for row in rows]}
             for title, rows in blocks.items()
             if rows
         ],
@@ -168,7 +168,7 @@ def headlines(found: Comparison) -> list[str]:
         if not ranked:
             continue
         best, *others = ranked
-        text = f"{_capital(guarantee(partition, at, found.by))}: {found.names[best.method]} {mean_and_sd(best)}"
+        text = f"{capital(guarantee(partition, at, found.by))}: {found.names[best.method]} {mean_and_sd(best)}"
         if others:
             text += f"; next {found.names[others[0].method]} {mean_and_sd(others[0])} ({verdict(others[0])})"
         lines.append(f"{text}.")
@@ -183,7 +183,7 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
     label, drawn = _label(found.column), _by_partition(found)
     draw, height = _over_epsilon if _curved(found) else _beside_each_other, 400 if len(drawn) == 1 else 300
     return [
-        {"title": partition or _capital(label), "y": {"label": label}, "height": height, **draw(found, rows)}
+        {"title": partition or capital(label), "y": {"label": label}, "height": height, **draw(found, rows)}
         for partition, rows in drawn.items()
     ]
 
@@ -280,10 +280,6 @@ def _command(found: Comparison) -> str:
     command += ["--epsilon", ",".join(f"{e:g}" for e in found.epsilons), "--seeds", str(len(found.seeds)), "--by", found.by]
     command += ["--metric", found.column.name, *(["--partition", ",".join(found.partitions)] if found.partitions else [])]
     return shlex.join([*command, "--out", f"{found.path}-again"])
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 FORMAT = "fedveil-compare/1"

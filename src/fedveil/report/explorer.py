@@ -35,6 +35,8 @@ DP_SGD = {
 }
 
 
+PLAIN = ("dp-fedavg", "silo-dp-sgd")
+"""The methods that the page offers at once; the others are behind a choice."""
 FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
 """Where noise is added, and the method whose releases the page computes for it."""
 
@@ -50,8 +52,9 @@ def explorer_methods() -> dict[str, dict[str, Any]]:
     """By name, every method whose releases the page can compute: its words, where its noise is, its claim, its limits."""
     files = registered_files("notes/*.toml")
     notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
-    found = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
-    return {name: values for name, values in found.items() if values} | {"silo-dp-sgd": _silo()}
+    described = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
+    methods = {name: values for name, values in described.items() if values} | {"silo-dp-sgd": _silo()}
+    return {name: {**values, "expert": name not in PLAIN} for name, values in methods.items()}
 
 
 def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:

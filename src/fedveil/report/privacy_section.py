@@ -213,7 +213,7 @@ def privacy_values(runs: Sequence[RunData]) -> Values:
         "scope": scope_line(s),
         "proven_value": s.proven.epsilon if math.isfinite(s.proven.epsilon) else None,
         "promise": _promise(s),
-        "cards": {"claimed": _claimed(s.claimed), "proven": _proven(s), "audited": _audited(s)},
+        "cards": _cards(s),
         "statement": {
             "variant": variant_of(s),
             "sections": {**text, "numbers": {**text["numbers"], "table": asdict(_with_who(s, found))}},
@@ -238,20 +238,20 @@ def _promise(s: Statement) -> list[tuple[str, bool]]:
 
 
 def card_of(title: str, value: str, order: float | None, *lines: str) -> Values:
-    """One large number with its small print; `order` sorts the table of several runs."""
+    """Return one large number with its small print; `order` sorts the table of several runs."""
     return {"title": title, "value": value, "order": order, "lines": [line for line in lines if line]}
 
 
-def _claimed(claim: Claim | None) -> Values:
-    if claim is None:
-        return card_of("Claimed ε", "–", None, "No paper's formula speaks of this configuration.")
-    return card_of(
-        "Claimed ε",
-        epsilon(claim.epsilon, UNBOUNDED, number),
-        claim.epsilon,
-        f"delta = {claim.delta:g}, {claim.scope}",
-        claim.source,
-    )
+def _cards(s: Statement) -> Values:
+    """Return the numbers of a statement that have a value, by their kind, the most important first."""
+    cards = {
+        "proven": _proven(s),
+        "attack": _best_attack(s),
+        "open": _not_protected(s),
+        "claimed": _claimed(s.claimed),
+        "audited": _audited(s),
+    }
+    return {kind: card for kind, card in cards.items() if card is not None}
 
 
 def _proven(s: Statement) -> Values:
@@ -259,13 +259,42 @@ def _proven(s: Statement) -> Values:
     return card_of("Proven ε", _epsilon(s.proven.epsilon), s.proven.epsilon, scope_line(s), why, if_seen(s.own))
 
 
-def _audited(s: Statement) -> Values:
+def _best_attack(s: Statement) -> Values | None:
+    if math.isinf(s.proven.epsilon):
+        return None
+    whom = "a given client" if s.scope.unit is Unit.CLIENT else "a given record"
+    lines = (f"Detects {whom} at most so often, at 5 % false alarms.", "Guessing: 5 %.", f"The attacker {SEES[s.own.view]}.")
+    return card_of("Best possible attack", percent_at_most(s.own.tpr), s.own.tpr, *lines)
+
+
+def _not_protected(s: Statement) -> Values | None:
+    unproven = [SEES[view.view] for view in s.views if math.isinf(view.proven.epsilon) and view is not s.own]
+    names = [text.partition(":")[0] for text in s.not_protected]
+    if not names:
+        return None
+    nobody = f"Nothing is proven against an attacker who {' or '.join(unproven)}." if unproven else ""
+    return card_of("Not protected", f"{len(names)} limits", None, nobody, f"{capital('; '.join(names))}.")
+
+
+def _claimed(claim: Claim | None) -> Values | None:
+    if claim is None:
+        return None
+    value = epsilon(claim.epsilon, UNBOUNDED, number)
+    return card_of("Claimed ε", value, claim.epsilon, f"delta = {claim.delta:g}, {claim.scope}", claim.source)
+
+
+def _audited(s: Statement) -> Values | None:
     audit: Audit | None = max((v.audited for v in s.views if v.audited), key=lambda a: (a.rigorous, a.epsilon), default=None)
     if audit is None:
-        return card_of("Audited ε", "–", None, "No attack on this configuration is on record: fedveil audit RUN adds one.")
+        return None
     sign, how = ("≥", "at least") if audit.rigorous else ("≈", "estimated")
     value = f"{sign} {epsilon(audit.epsilon, '∞', at_least)}"
     return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")
+
+
+def capital(text: str) -> str:
+    """Return the text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
 
 
 def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:

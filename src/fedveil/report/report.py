@@ -71,7 +71,17 @@ def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: 
     kept = [(i, n, words) for i, n, words in found if meaning is None or words == meaning]
     series = [{"group": i, "column": n, "name": groups[i]["name"] if len(groups) > 1 else w["title"]} for i, n, w in kept]
     first: Values = kept[0][2] if kept else {}
-    return {"title": title, "axis": first.get("axis"), "share": first.get("share"), "whole": first.get("whole"), "series": series}
+    label = _axis_label(title if len(names) > 1 else first["title"], first["axis"]) if first else ""
+    return {"title": title, "axis": label, "share": first.get("share"), "whole": first.get("whole"), "series": series}
+
+
+def _axis_label(title: str, unit: str) -> str:
+    """Return the label of an axis: the figure that it shows, and its unit where the figure does not name it."""
+    figure = title if title[1:2].isupper() or title[1:2].isdigit() else title[:1].lower() + title[1:]
+    plain = unit.removesuffix(" (%)")
+    if plain.lower() in figure.lower():
+        return f"{figure} (%)" if unit != plain else figure
+    return unit if figure.lower() in plain.lower() else f"{figure}: {unit}"
 
 
 def _private(groups: Sequence[Values]) -> str:
@@ -162,17 +172,25 @@ def page_values(
     names = group_names(groups)
     room = [PICTURE_BYTES]
     shown = [_group(name, group, room, progress, checked) for name, group in zip(names, groups, strict=True)]
-    shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, g["cards"]["score"]["order"] or 0.0))
-    scopes = {g["scope"] for g in shown if g["scope"]}
+    promises = list(dict.fromkeys(g["scope"] for g in shown))
+    shown.sort(key=lambda g: (promises.index(g["scope"]), g["proven_value"] is None, g["proven_value"] or 0.0, _rank(g)))
     charts = chart_values(shown)
     return {
         "runs": len(runs),
         "groups": shown,
         "metrics": _metrics(shown),
         "charts": charts,
-        "one_scope": next(iter(scopes)) if len(scopes) == 1 else None,
+        "promises": [
+            {"promise": scope or "no privacy statement", "groups": [i for i, g in enumerate(shown) if g["scope"] == scope]}
+            for scope in promises
+        ],
         "verification": outcome_values(checked or {}),
     }
+
+
+def _rank(group: Values) -> float:
+    order: float | None = group["cards"]["score"]["order"]
+    return order or 0.0
 
 
 def _metrics(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -194,6 +212,7 @@ def _group(
     score = spread([last(run.history, main.name) for run in runs])
     columns, seconds = list(dict.fromkeys(c for run in runs for c in run.columns)), [p for r in runs for p in r.points("seconds")]
     curves = {c: curve([[(r["round"], r.get(c)) for r in run.history] for run in runs]) for c in columns}
+    level = [c for c in columns if constant(runs, c) or len(curves[c]["points"]) < 2]
     return {
         "name": name,
         "data": _data(first),
@@ -205,8 +224,8 @@ def _group(
         "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
         "score": None if score is None else main.factor * score["mean"],
         "main": {"title": main.words, "phrase": main.phrase, "axis": main.axis, "share": main.share, "lower": main.sign < 0},
-        "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
-        "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
+        "curves": {c: v for c, v in curves.items() if c not in level},
+        "constant": {c: last(first.history, c) for c in level},
         "layers": layers(runs),
         **column_values(runs),
         "spent": spent_values(runs, progress, checked),

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: templates, styles and scripts of `web/` put together with the values that they draw."""
+"""Self-contained HTML pages, assembled from the templates, styles and scripts of `web/` and the values to draw."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.run_directory import plain
 from fedveil.ledger.files import write_output
 
-_PLACE = re.compile(r"\{\{([a-z]+\.(?:css|js))\}\}")
+_PLACE = re.compile(r"\{\{([a-z]+\.(?:css|html|js))\}\}")
 
 
 def web_file(name: str) -> str:
-    """The text of one of the pages' parts (`theme.css`, `chart.js`, ...).
+    """Return the text of one of the pages' parts (`theme.css`, `chart.js`, ...).
 
     Args:
         name: file name in `fedveil/report/web`.
@@ -28,18 +28,23 @@ def web_file(name: str) -> str:
 
 
 def inline(template: str) -> str:
-    """The template with every `{{file.css}}` and `{{file.js}}` replaced by that file, so that the page needs no network.
+    """Return the template with each `{{file}}` replaced by that file's text, so that the page needs no network.
 
     Args:
-        template: HTML text.
+        template: HTML text. A script cannot end the element that holds it; an HTML file may name other files.
     """
-    return _PLACE.sub(
-        lambda found: web_file(found[1]).strip().replace("</", r"<\/" if found[1].endswith("js") else "</"), template
-    )
+
+    def text_of(place: re.Match[str]) -> str:
+        text = web_file(place[1]).strip()
+        if place[1].endswith("html"):
+            return inline(text)
+        return text.replace("</", r"<\/") if place[1].endswith("js") else text
+
+    return _PLACE.sub(text_of, template)
 
 
 def render(script: str, values: dict[str, Any], template: str = "page.html") -> str:
-    """The page that `script` draws from `values`, escaped so that no text of a run can end the element that holds them."""
+    """Return the page that `script` draws from `values`, escaped so that a run's text cannot end the element that holds it."""
     text = json.dumps(plain(values), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     safe = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return inline(web_file(template).replace("[[script]]", f"{{{{{script}}}}}")).replace("[[data]]", safe)
@@ -49,7 +54,7 @@ def write_html(path: Path, page: str, what: str, *, private: bool = False) -> Pa
     """Write a page, with the folders above it, and return its path.
 
     Args:
-        what: the page's name in the message of an error. private: it shows private figures, so the file has mode 600.
+        what: the page's name in an error message. private: the page shows private figures, so the file has mode 600.
 
     Raises:
         ConfigError: the file cannot be written there.

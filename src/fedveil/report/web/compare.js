@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { data, el, fold, head, list, section, statementList, table, verification } = veilPage;
+  const { data, el, fold, head, list, section, statementList, table, verbatim, verification } = veilPage;
 
   /** A cell of a table: its text and its small print. The column of the methods names the rows; numbers do not wrap. */
   function place(column, [text, small]) {
@@ -49,7 +49,7 @@
     "How to repeat it",
     el("pre.command", {}, data.command),
     data.runs && el("p", {}, el("a", { href: data.runs }, "Every run: curves, privacy, settings")),
-    fold("What all methods share", el("pre", {}, data.configuration)),
+    fold("What all methods share", verbatim("Configuration that all methods share", data.configuration)),
   );
   charts.forEach((chart, i) => veilChart(chart, data.charts[i]));
 })();

@@ -12,7 +12,7 @@
   // [key, group, label, symbol, lowest, highest, start, whole, logarithmic]
   const SLIDERS = [
     ["clients", "federation", "Clients", "N", 2, 1e6, 5000, true, true],
-    ["cohort", "federation", "Clients a round", "n", 1, 1e5, 500, true, true],
+    ["cohort", "federation", "Clients per round", "n", 1, 1e5, 500, true, true],
     ["rounds", "federation", "Rounds", "T", 1, 1e4, 300, true, true],
     ["dim", "federation", "Parameters sent", "d", 1, 1e9, 1e4, true, true],
     ["noise", "noise", "Noise multiplier", "z", 0.1, 1e3, 20, false, true],
@@ -28,7 +28,7 @@
     ["density", "local", "Share of coordinates", "γ", 0.01, 1, 0.5, false, false],
     ["eta", "local", "Bound parameter", "η′", -0.95, 0.95, 0.5, false, false],
   ].map(([key, group, label, symbol, low, high, start, whole, log]) => ({ key, group, label, symbol, low, high, start, whole, log }));
-  const CHOICES = { family: "noisy-fedavg", view: "final", scope: "client:replace_one", sampling: "fixed", schedule: "constant", project: "no" };
+  const CHOICES = { family: "dp-fedavg", view: "aggregate", scope: "client:zero_out", sampling: "fixed", schedule: "constant", project: "no" };
   const STEPS = 1000;
 
   const values = {};
@@ -81,7 +81,7 @@
 
   const sliderOf = (key) => SLIDERS.find((s) => s.key === key);
   const PAIRS = [
-    ["cohort", "clients", "clients a round", "the number of clients"],
+    ["cohort", "clients", "clients per round", "the number of clients"],
     ["batch", "records", "the batch size", "the records of a client"],
   ];
 
@@ -134,6 +134,9 @@
     }
     $("group-local").hidden = family.uses.length === 0;
     $("about").textContent = family.about;
+    if (family.expert) $("expert").checked = true; // an address may name such a method
+    const optional = $("family").querySelector("optgroup");
+    optional.hidden = optional.disabled = !$("expert").checked;
   }
 
   // --- charts --------------------------------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@
     const log = $("log-epsilon").checked;
     const over = epsilonSeries(p, turns, (t) => [t, noise]);
     veilChart($("chart-rounds"), {
-      title: "Claimed and proven, over rounds",
+      title: claim ? "Claimed and proven, over rounds" : "Proven, over rounds",
       x: { label: "rounds", min: Math.min(...turns) === rounds ? 0 : 1 },
       y: epsilonAxis(log),
       series: log ? clipLow(over) : over,
@@ -211,7 +214,7 @@
     const line = (name, color, view) => ({ name, color, points: sizes.map((n) => [n, F.noiseRatio(p, view, n)]) });
     veilChart($("chart-learn"), {
       title: "Can it learn?",
-      x: { label: sgd ? "batch size" : "clients a round", scale: "log" },
+      x: { label: sgd ? "batch size" : "clients per round", scale: "log" },
       y: { label: "norm of the noise on the mean / clip norm", scale: "log", max: undefined },
       series: sgd ? [line("noise on a step's mean gradient", 4)] : [line("server view", 4, "server"), line("aggregate and final view", 2, "aggregate")],
       marks: [
@@ -287,7 +290,17 @@
     return say(`z = ${format(rounded, 4)} proves ε = ${atMost(F.proven(setting()), 4)}.`);
   }
 
-  for (const [key, family] of Object.entries(F.FAMILIES)) $("family").append(new Option(family.title, key));
+  const families = Object.entries(F.FAMILIES);
+  for (const [key, family] of families.filter(([, f]) => !f.expert)) $("family").append(new Option(family.title, key));
+  const experts = el("optgroup", { label: "For experts" });
+  for (const [key, family] of families.filter(([, f]) => f.expert)) experts.append(new Option(family.title, key));
+  $("family").append(experts);
+  globalThis.veilPage.reachable($("views-scroll"), "Three adversaries");
+  $("expert").addEventListener("change", () => {
+    if (!$("expert").checked && F.familyOf({ family: $("family").value }).expert) $("family").value = CHOICES.family;
+    narrow();
+    render();
+  });
   SLIDERS.forEach(makeSlider);
   for (const key of Object.keys(CHOICES)) {
     $(key).addEventListener("change", () => {
@@ -301,6 +314,7 @@
   $("print").addEventListener("click", () => window.print());
   $("reset").addEventListener("click", () => {
     history.replaceState(null, "", "#");
+    $("expert").checked = false;
     restore();
     say("Back to the starting values.");
   });

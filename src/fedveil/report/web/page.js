@@ -27,13 +27,29 @@ globalThis.veilPage = (() => {
     document.getElementById("jump").append(el("li", {}, el("a", { href: `#${id}` }, title)));
   }
 
+  /** Makes a region that scrolls reachable by keyboard, as long as there is something to scroll. */
+  function reachable(region, label) {
+    const mark = () => {
+      const scrolls = window.getComputedStyle(region).overflowX !== "hidden" && region.scrollWidth > region.clientWidth;
+      for (const [key, value] of Object.entries({ tabindex: "0", role: "region", "aria-label": label })) {
+        if (scrolls) region.setAttribute(key, value);
+        else region.removeAttribute(key);
+      }
+    };
+    new ResizeObserver(mark).observe(region);
+    return region;
+  }
+  const scroll = (label, ...children) => reachable(el("div.scroll", {}, ...children), label);
+  /** Text as it was written, which may be wider than the page. */
+  const verbatim = (label, text) => reachable(el("pre", {}, text), label);
+
   function table(headings, rows, attributes = {}) {
     const top = el(
       "tr",
       {},
       headings.map((text) => el("th", { scope: "col" }, text)),
     );
-    return el("div.scroll", {}, el("table", attributes, el("thead", {}, top), el("tbody", {}, rows)));
+    return scroll(`Table: ${headings.join(", ")}`, el("table", attributes, el("thead", {}, top), el("tbody", {}, rows)));
   }
   const cell = (label, ...children) => el("td", { "data-label": label }, ...children);
   const list = (items) =>
@@ -57,9 +73,10 @@ globalThis.veilPage = (() => {
   function verification(found) {
     if (!found) return null;
     const badge = el(`span.badge.${found.outcome.replace(" ", "-")}`, {}, `Verification: ${found.outcome}${found.count}`);
+    const many = found.runs.length > 1;
     const run = ({ headline, kinds }) => [
-      found.runs.length > 1 ? el("h3", {}, headline) : "",
-      kinds.map(([title, lines]) => [el("h4", {}, `${title} (${lines.length})`), list(lines)]),
+      many ? el("h3", {}, headline) : "",
+      kinds.map(([title, lines]) => [el(many ? "h4" : "h3", {}, `${title} (${lines.length})`), list(lines)]),
     ];
     const wrong = found.contradictions;
     return [
@@ -84,5 +101,19 @@ globalThis.veilPage = (() => {
 
   // On paper folds are open, except the checks, which would push the numbers off the first page; what is contradicted stands below.
   addEventListener("beforeprint", () => document.querySelectorAll("details:not(.findings)").forEach((d) => (d.open = true)));
-  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, statementList, table, verification };
+  return {
+    cell,
+    data: JSON.parse(document.getElementById("data").textContent),
+    el,
+    fold,
+    head,
+    list,
+    reachable,
+    scroll,
+    section,
+    statementList,
+    table,
+    verbatim,
+    verification,
+  };
 })();

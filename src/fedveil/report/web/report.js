@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { cell, data, el, fold, head, section, statementList, table, verification } = veilPage;
+  const { cell, data, el, fold, head, scroll, section, statementList, table, verbatim, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
   const range = (score) => (score.share ? { min: 0, max: 100 } : {});
@@ -24,7 +24,8 @@
 
   /** A chart cell; `series` are {group, ...} of veilChart, and follow the choice of runs. */
   function chart(title, x, y, series, more = {}, note = "") {
-    if (!series.some((s) => s.points.length)) return null;
+    const places = new Set(series.flatMap((s) => s.points.map(([place]) => place)));
+    if (places.size < (series.some((s) => s.kind === "line") ? 2 : 1)) return null; // one round is no curve
     const place = el("div");
     const draw = () => veilChart(place, { title, x, y, series: series.filter((s) => !hidden.has(s.group)), ...more });
     redraws.push(draw);
@@ -99,8 +100,14 @@
     const unfinished = g.ended
       .filter((why) => why !== "after its last round")
       .map((why) => (why === "unfinished" ? `The run has not finished: ${Math.max(...g.rounds)} of ${g.planned} rounds.` : `Ended early: ${why}`));
-    const all = [...(g.statement?.warnings ?? []), ...g.warnings, ...(g.statement?.contradictions ?? []), ...unfinished];
-    return all.map((text) => el("p.warning", {}, several ? `${g.name}: ${text}` : text));
+    return [...(g.statement?.warnings ?? []), ...g.warnings, ...(g.statement?.contradictions ?? []), ...unfinished];
+  }
+
+  /** Every warning once, with the runs that it is about where it is not about all of them. */
+  function allWarnings() {
+    const about = new Map();
+    for (const g of groups) for (const text of warnings(g)) about.set(text, [...(about.get(text) ?? []), g.name]);
+    return [...about].map(([text, names]) => el("p.warning", {}, names.length < groups.length ? `${names.join("; ")}: ${text}` : text));
   }
 
   // --- a section of the statement -------------------------------------------------------------------------------------
@@ -157,6 +164,7 @@
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
     ofCard("proven"),
     ...data.metrics.map(scores),
+    ofCard("attack"),
     ofCard("claimed"),
     ofCard("audited"),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
@@ -164,7 +172,7 @@
   ].filter(([title]) => title);
 
   function comparison() {
-    const body = el("tbody");
+    const bodies = data.promises.map(() => el("tbody"));
     const heads = COMPARED.map(([name], k) => {
       const button = el("button.sort", { type: "button" }, name);
       const th = el("th", { scope: "col" }, button);
@@ -174,35 +182,32 @@
     const sort = (k, sign) => {
       const keys = groups.map(COMPARED[k][1]);
       const less = (a, b) => (keys[a] < keys[b] ? -1 : keys[a] > keys[b] ? 1 : a - b);
-      const sorted = groups.map((_, i) => i).sort((a, b) => sign * less(a, b));
       heads.forEach((th, i) => (i === k ? th.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending") : th.removeAttribute("aria-sort")));
-      body.replaceChildren(
-        ...sorted.map((i) =>
+      data.promises.forEach(({ promise, groups: members }, place) => {
+        const title = el("tr.promise", {}, el("th", { scope: "rowgroup", colspan: COMPARED.length }, upper(promise)));
+        const line = (i) =>
           el(
             "tr",
             {},
             COMPARED.map(([name, , show], c) => (c ? cell(name, show(groups[i], i)) : el("th", { scope: "row" }, show(groups[i], i)))),
-          ),
-        ),
-      );
+          );
+        const rows = [...members].sort((a, b) => sign * less(a, b)).map(line);
+        bodies[place].replaceChildren(...(data.promises.length > 1 ? [title] : []), ...rows);
+      });
     };
     sort(1, 1);
-    return el("div.scroll", {}, el("table", { id: "comparison" }, el("thead", {}, el("tr", {}, heads)), body));
+    return scroll("Runs compared", el("table", { id: "comparison" }, el("thead", {}, el("tr", {}, heads)), bodies));
   }
 
-  function scoreAgainstEpsilon(score) {
-    const series = groups
-      .map((g, i) => ({
-        group: i,
-        color: i,
-        name: g.name,
-        kind: "scatter",
-        points: score.groups.includes(i) && g.proven_value !== null && g.score !== null ? [[g.proven_value, g.score]] : [],
-      }))
-      .filter((s) => s.points.length);
+  /** A score over epsilon, among the runs of one promise: another promise's epsilon is another scale. */
+  function scoreAgainstEpsilon(score, { promise, groups: members }) {
+    const among = members.filter((i) => score.groups.includes(i));
+    const series = among
+      .filter((i) => groups[i].proven_value !== null && groups[i].score !== null)
+      .map((i) => ({ group: i, color: i, name: groups[i].name, kind: "scatter", points: [[groups[i].proven_value, groups[i].score]] }));
     if (new Set(series.map((s) => s.points[0][0])).size < 2) return null;
-    const left = score.groups.length - series.length;
-    const note = `${data.one_scope ? `All at ${data.one_scope}.` : "The runs promise different things: compare only those of the same scope."}${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
+    const left = among.length - series.length;
+    const note = `All at ${promise}.${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
     const at = series.map((s) => s.points[0][0]);
     const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
     return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score) }, series, {}, note);
@@ -216,23 +221,20 @@
         el("p.sentence", {}, rich(groups[0].sentence)),
         verification(data.verification),
         el("div.cards", {}, Object.entries(groups[0].cards).map(card)),
-        warnings(groups[0]),
+        allWarnings(),
       );
-    const scopes = data.one_scope
-      ? `Every ε at ${data.one_scope}, unless a cell says otherwise.`
-      : "These runs promise different things: an ε is comparable only at the same unit, adjacency, view and δ.";
+    const scopes =
+      data.promises.length === 1
+        ? `Every ε at ${data.promises[0].promise}, unless a cell says otherwise.`
+        : "These runs promise different things. Those with the same promise stand together: only their ε can be compared.";
     return section(
       "result",
       "Comparison",
-      el(
-        "p.about",
-        {},
-        `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε${data.metrics.length > 1 ? "" : `, then ${data.metrics[0].phrase}`}. ${scopes}`,
-      ),
+      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. ${scopes}`),
       verification(data.verification),
       comparison(),
       chooser(),
-      groups.flatMap(warnings),
+      allWarnings(),
     );
   }
 
@@ -252,55 +254,57 @@
     const entries = Object.entries(g.constant).filter(([, v]) => v !== null);
     if (!entries.length) return null;
     const shown = (column, v) => (column.share ? percent(v) : format(v));
-    return [el("h3", {}, "The same in every round"), facts(entries.map(([k, v]) => [g.columns[k].title, shown(g.columns[k], v)]))];
+    return [el("h3", {}, "Figures that do not change"), facts(entries.map(([k, v]) => [g.columns[k].title, shown(g.columns[k], v)]))];
   }
 
+  /** Charts of the columns that change, and the figures of those that do not. */
   function layerCharts(g) {
-    const charts = Object.entries(g.layers)
-      .map(([column, layers]) => {
-        const { title, axis, share } = g.layer_columns[column];
-        const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, share ? 100 : 1) }));
-        return chart(title, { label: "round", whole: true }, { label: axis, ...logIf(series) }, series, {}, g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "");
-      })
-      .filter(Boolean);
-    return charts.length ? [el("div.charts", {}, charts)] : [];
+    const [charts, level] = [[], []];
+    for (const [column, layers] of Object.entries(g.layers)) {
+      const { title, axis, share } = g.layer_columns[column];
+      const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, share ? 100 : 1) }));
+      const moves = series.some(({ points }) => points.some(([, v]) => Math.abs(v - points[0][1]) > 1e-6 * Math.abs(points[0][1])));
+      const note = g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "";
+      if (moves) charts.push(chart(title, { label: "round", whole: true }, { label: axis, ...logIf(series) }, series, {}, note));
+      else level.push(...series.filter(({ points }) => points.length).map(({ name, points }) => [`${title}, ${name}`, format(points[0][1])]));
+    }
+    const drawn = charts.filter(Boolean);
+    return [drawn.length && el("div.charts", {}, drawn), level.length && facts(level)].filter(Boolean);
   }
 
   // --- privacy --------------------------------------------------------------------------------------------------------
 
-  function spending() {
+  /** What the runs of one promise spent over the rounds. */
+  function spentChart({ promise, groups: members }) {
     const from = (points) => (points.length ? [[0, points[0][1] === "inf" ? "inf" : 0], ...points] : []);
-    const series = groups.flatMap((g, i) => {
+    const series = members.flatMap((i) => {
+      const g = groups[i];
       if (!g.spent) return [];
-      const lines = [
-        {
-          group: i,
-          color: i,
-          name: several ? g.name : g.spent.each ? "client that spent most" : "spent",
-          points: from(g.spent.most),
-          kind: "line",
-          dashed: several ? false : undefined,
-        },
-      ];
-      if (g.spent.each && !several) lines.push({ group: i, color: 1, name: "median client", points: from(g.spent.median), kind: "line", dashed: true });
-      return lines;
+      const line = { group: i, kind: "line" };
+      if (several) return [{ ...line, color: i, name: g.name, points: from(g.spent.most), dashed: false }];
+      const most = { ...line, color: 0, name: g.spent.each ? "client that spent most" : "spent", points: from(g.spent.most) };
+      return g.spent.each ? [most, { ...line, color: 1, name: "median client", points: from(g.spent.median), dashed: true }] : [most];
     });
     const target = !several && groups[0].spent?.target ? [groups[0].spent.target] : [];
-    const scope = several ? (data.one_scope ?? "the scope and δ of each run") : groups[0].scope;
-    const lacking = (g) => (g.spent ? [...(g.spent.problem && !g.spent.most.length ? [g.spent.problem] : []), ...g.spent.unknown] : []);
-    const problems = groups.flatMap((g) => lacking(g).map((text) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${text}`)));
     const top = target.length ? 1.15 * Math.max(target[0].y, ...series.flatMap((s) => s.points.map(([, v]) => v)).filter((v) => v !== "inf")) : undefined;
-    const drawn = chart(
+    const whose = several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : (groups[0].spent?.differ ?? "");
+    return chart(
       "Privacy spent over the rounds",
       { label: "round", whole: true, min: 0 },
-      { label: "ε", min: 0, max: top },
+      { label: "proven ε spent", min: 0, max: top },
       series,
       { marks: target },
-      `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : (groups[0].spent?.differ ?? "")}`,
+      `Computed from the ledger's rows, at ${promise}. ${whose}`,
     );
+  }
+
+  function spending() {
+    const lacking = (g) => (g.spent ? [...(g.spent.problem && !g.spent.most.length ? [g.spent.problem] : []), ...g.spent.unknown] : []);
+    const problems = groups.flatMap((g) => lacking(g).map((text) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${text}`)));
     const words = several ? null : groups[0].statement && el("div.chart-cell", {}, inWords(groups[0].statement.sections));
-    const beside = [...(several ? data.metrics.map(scoreAgainstEpsilon) : []), words].filter(Boolean);
-    return [drawn || beside.length ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
+    const against = several ? data.promises.flatMap((one) => data.metrics.map((score) => scoreAgainstEpsilon(score, one))) : [];
+    const parts = [...data.promises.map(spentChart), ...against, words].filter(Boolean);
+    return [parts.length ? el("div.charts", {}, parts) : null, problems];
   }
 
   const inWords = ({ words, learn }) =>
@@ -397,7 +401,7 @@
         chart(
           "Clients by score",
           { label: `${clientScore} from …${score.share ? " (%)" : ""}`, scale: "band" },
-          { label: "clients" },
+          { label: "number of clients" },
           bars,
           {},
           "Last evaluated round, each client on its own test examples.",
@@ -490,7 +494,7 @@
     return [
       g.commands.length ? el("pre.command", {}, g.commands.join("\n")) : null,
       el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${supplied}`),
-      fold("Configuration", el("pre", {}, g.configuration), el("p", {}, link)),
+      fold("Configuration", verbatim("Configuration of the run", g.configuration), el("p", {}, link)),
       fold("Versions", versions),
     ];
   }

@@ -77,13 +77,11 @@ globalThis.veilWords = (() => {
     const family = F.familyOf(p);
     const number = (value, shown = format) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${shown(value)}`);
     const beside = claim && F.sameView(p);
-    $("claimed").textContent = beside ? number(claim.epsilon) : claim ? "another view" : "no claim";
+    $("claimed-card").hidden = !claim;
+    $("claimed").textContent = beside ? number(claim.epsilon) : "another view";
     $("claimed").dataset.value = beside ? claim.epsilon : "";
     if (claim && !beside) $("claimed-scope").textContent = `The claim is for the ${family.claim.view} view: choose that view to see it beside its proof.`;
-    else
-      $("claimed-scope").textContent = claim
-        ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
-        : "The method's own accounting is the proof; there is no separate claim.";
+    else $("claimed-scope").textContent = claim ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`) : "";
     $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
     $("proven").textContent = number(eps, atMost);
     $("proven").dataset.value = eps;
@@ -95,7 +93,7 @@ globalThis.veilWords = (() => {
       $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
     const remedy = F.remedy(p);
     const what = F.isSgd(p) ? "a batch of" : "";
-    const who = F.isSgd(p) ? "" : " clients a round";
+    const who = F.isSgd(p) ? "" : " clients per round";
     const way = remedy.dim >= 2 ? `, or at most ${format(remedy.dim)} parameters` : "";
     $("ratio-scope").textContent =
       `${gathered(p)} ${ratio > 1 && F.verdict(p) !== "yes" ? `Noise and signal of one ${F.isSgd(p) ? "step" : "round"} are equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(
@@ -105,8 +103,8 @@ globalThis.veilWords = (() => {
     const row = (name, value) => el("div", {}, el("span", {}, `${name} `), bold(value));
     const bare = (value) => number(value).replace("ε = ", "");
     $("strip").replaceChildren(
-      row("claimed", beside ? bare(claim.epsilon) : claim ? "another view" : "–"),
       row("proven", bare(eps)),
+      ...(claim ? [row("claimed", beside ? bare(claim.epsilon) : "another view")] : []),
       row("noise", `${format(ratio, 2)} ×`),
     );
   }

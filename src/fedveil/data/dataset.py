@@ -20,6 +20,7 @@ class Origin:
     source: what it was made from. features: names of the inputs. casts: changes of type, one line each; they go by the types that
     tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
+    indicators: columns that have a further feature, 1 where their value was missing.
     counted: what was counted in the data and is treated as public all the same.
     ranked: whether one example's time may decide if another one is for testing. timed: whether its own time decides.
     """
@@ -33,6 +34,7 @@ class Origin:
     counted: tuple[str, ...] = ()
     ranked: bool = False
     timed: bool = False
+    indicators: tuple[str, ...] = ()
 
     @property
     def public(self) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
     Raises:
         ConfigError: the card speaks of a column that is no feature, or normalises a category.
     """
-    for key in ("categories", "missing", "normalise"):
+    for key in ("categories", "missing", "normalise", "indicators"):
         for name in getattr(card, key):
             if name not in features:
                 raise ConfigError(
@@ -222,6 +222,10 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
         names += made
         mean += [center] * len(made)
         std += [spread] * len(made)
+        if name in card.indicators:
+            names.append(f"{name} is missing")
+            mean.append(0.0)
+            std.append(1.0)
     return FeatureLayout(tuple(names), tuple(mean), tuple(std))
 
 
@@ -236,7 +240,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     parts, problems = [], []
     for column in columns:
         try:
-            parts.append(_one(column, card))
+            parts.append(encode_column(column, card))
         except DataError as problem:
             problems.append(str(problem))
     if problems:
@@ -272,7 +276,17 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
     return column
 
 
-def _one(column: TableColumn, card: TableCard) -> Array:
+def encode_column(column: TableColumn, card: TableCard) -> Array:
+    """The features [rows, k] that one column becomes.
+
+    Raises:
+        DataError: a value that the card does not provide for.
+    """
+    found = _values_of(column, card)
+    return np.concatenate([found, column.absent[:, None]], axis=1, dtype=np.float32) if column.name in card.indicators else found
+
+
+def _values_of(column: TableColumn, card: TableCard) -> Array:
     fill = card.missing.get(column.name)
     if column.absent.any() and fill is None:
         raise DataError(
@@ -349,7 +363,8 @@ def from_frame(
             unless the configuration has a partition. features: columns, in this order; left out, all others.
         test: which rows are for testing (see `own_split`; `latest` is the name of a column), or a table of their own.
             Left out, a fifth of the clients.
-        public: what is public: name, classes, unit, categories, missing, normalise, split_seed (see `TableCard`).
+        public: what is public: name, classes, unit, categories, missing, indicators, normalise, split_seed (see
+            `TableCard`).
 
     Raises:
         DataError: a column that cannot be learned from as it is; the message says what to do.
@@ -383,7 +398,9 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     info = table_info(card, features, examples.labelled)
     text = rule_text(rule, card.client is not None) if own_test is None else OWN_TEST
     names = feature_layout(card, features).names
-    origin = Origin(source, text, names, casts, card.categories, card.missing, examples.labelled.counted)
+    origin = Origin(
+        source, text, names, casts, card.categories, card.missing, examples.labelled.counted, indicators=card.indicators
+    )
     if own_test is None:
         return divided(examples, rule, card.split_seed, info, origin)
     fixed = card.model_copy(update={"classes": card.classes or examples.labelled.classes, "client": None})

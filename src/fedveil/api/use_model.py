@@ -91,7 +91,7 @@ class TrainedModel:
             raise DataError(f"the examples have shape {x.shape[1:]}, and the model takes {shape}: give an array [n, *{shape}]")
         inputs = torch.from_numpy(standardise(x, self.info))
         with torch.no_grad():
-            return torch.cat([self.module(part) for part in inputs.split(_BATCH)])
+            return torch.cat([self.module(part) for part in torch.split(inputs, _BATCH)])
 
     def predictions(self, new: Any) -> NDArray[Any]:
         """Return the task's predictions [n, ...] for new examples."""
@@ -190,6 +190,9 @@ class TrainedModel:
 
 class _FromUnits(nn.Module):
     """The network between normalisation of its inputs and the task's answer."""
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()

@@ -170,6 +170,11 @@ class Run:
         return {name: float(value) for name, value in tested.items() if value is not None}
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know of the scores: a trivial one, a rising loss, updates that are all cut to the clip, clients left out."""
+        return self._read.warnings
+
+    @property
     def privacy(self) -> Statement:
         """The privacy statement, with the audits so far: `run.privacy.proven.epsilon`."""
         return Statement.of(read_statement(self.path))
@@ -271,11 +276,11 @@ class Run:
         return write_report([self.path], out)
 
     def __repr__(self) -> str:
-        return f"<fedveil.Run {self.path}: {self._summary}>"
+        return f"<fedveil.Run {self.path}: {self._summary}{''.join(f'; warning: {text}' for text in self.warnings)}>"
 
     def _repr_html_(self) -> str:
-
-        return f"<p><b>{escape(str(self.path))}</b>: {escape(self._summary)}</p>{self.privacy._repr_html_()}"
+        warnings = "".join(f"<p><b>warning:</b> {escape(text)}</p>" for text in self.warnings)
+        return f"<p><b>{escape(str(self.path))}</b>: {escape(self._summary)}</p>{warnings}{self.privacy._repr_html_()}"
 
     @property
     def _summary(self) -> str:

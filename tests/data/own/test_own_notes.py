@@ -19,7 +19,7 @@ def table(clients: int) -> dict[str, Any]:
 
 def test_doubtful_features_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        data = fv.from_frame(table(12), target="ill", client="site")
+        data = fv.from_frame(table(30), target="ill", client="site")
     assert data.origin is not None
     first, second = data.origin.notes
     assert "'patient_id' is another whole number in each row" in first
@@ -38,6 +38,6 @@ def test_a_test_set_of_one_client_is_named() -> None:
 
 
 def test_sound_tables_have_no_notes() -> None:
-    data = fv.from_frame(table(12), target="ill", client="site", features=["income", "dose"], normalise={"income": (4e4, 1e4)})
+    data = fv.from_frame(table(30), target="ill", client="site", features=["income", "dose"], normalise={"income": (4e4, 1e4)})
     assert data.origin is not None
     assert data.origin.notes == ()

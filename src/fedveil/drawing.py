@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +30,47 @@ def style(index: int) -> dict[str, Any]:
     """Return colour, marker and dash of the series at `index`; series differ without colour, too."""
     names = ("color", "marker", "linestyle")
     return {name: kinds[index % len(kinds)] for name, kinds in zip(names, (COLOURS, MARKERS, DASHES), strict=True)}
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Size and font of a figure in a paper.
+
+    Args:
+        width, height: in inches. font: family; "" for the usual one. points: of all letters.
+    """
+
+    width: float
+    height: float
+    font: str = ""
+    points: float = 8.0
+
+    @classmethod
+    def of(cls, size: str, font: str = "") -> Paper:
+        """Return the size and font that options describe, such as "3.4x2.4" and "Times New Roman:8".
+
+        Raises:
+            ConfigError: of another form.
+        """
+        family, _, points = font.rpartition(":") if ":" in font else (font, "", "8")
+        try:
+            width, height = map(float, size.split("x"))
+            return cls(width, height, family, float(points))
+        except ValueError:
+            raise ConfigError(
+                f"--figure {size} --font {font!r}: give WIDTHxHEIGHT in inches and FAMILY:POINTS, such as --figure 3.4x2.4 "
+                f"--font 'Times New Roman:8'"
+            ) from None
+
+    def fit(self, figure: Figure) -> None:
+        """Set size and font of a drawn figure."""
+        from matplotlib.text import Text
+
+        figure.set_size_inches(self.width, self.height)
+        for text in figure.findobj(Text):
+            text.set_fontsize(self.points)
+            if self.font:
+                text.set_fontfamily(self.font)
 
 
 def writable(path: str | Path) -> Path:

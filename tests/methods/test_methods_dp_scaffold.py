@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 import method_kit as h
 from by_hand import ONE, TWO, Book, federation, gradient
-from fedveil.accounting.types import View
+from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.mechanism.plan import Plan
-from fedveil.methods.dp_scaffold import DPScaffold
+from fedveil.methods.dp_scaffold import DPScaffold, Scaffold
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
 from fedveil.training.local import LocalSpec
@@ -78,6 +78,18 @@ def test_two_clients_by_hand(view: View, rounds: int) -> None:
     if rounds == 5:  # without the correction the model is another one
         plain = run(small(DPFedAvg(clip=100.0), rounds, view)).model.numpy()
         assert np.abs(plain - w).max() > 1e-3
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_scaffold_without_noise_by_hand_is_proven_nothing(view: View) -> None:
+    job = small(Scaffold(), 5, view)
+    progress = run(job)
+    w, c, _ = scaffold_by_hand([[0, 1]] * 5)
+    assert progress.model.numpy() == pytest.approx(w, abs=2e-7)
+    assert progress.common["control"].numpy() == pytest.approx(c, abs=2e-7)
+    assert [type(event) for event in Scaffold().releases(job.setting, view)] == [Unbounded]
+    with pytest.raises(ConfigError, match="scaffold adds no noise"):
+        Scaffold().calibrate(h.setting(view, noise_multiplier=3.0))
 
 
 def test_one_client_a_round_by_hand() -> None:

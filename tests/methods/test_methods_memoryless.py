@@ -16,7 +16,7 @@ from fedveil.federation.progress import start
 from fedveil.training.local import Local, Plain, remembers
 
 PROVEN = {name: c for name, c in every_method() if name.endswith("aggregate") and "published" not in name}
-REMEMBER = {"dp-scaffold", "fedglp-adp", "fed-dpa", "fed-addp"}
+REMEMBER = {"scaffold", "dp-scaffold", "fedglp-adp", "fed-dpa", "fed-addp"}
 
 
 @pytest.mark.parametrize("name", PROVEN)

@@ -42,7 +42,7 @@ def small_digits() -> Dataset:
 def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Config:
     """Six clients, four a round, three rounds, seeded noise, unless told otherwise."""
     private = {"view": view} if method["name"] in DEFENCES else {"epsilon": 8.0, "delta": 0.01, "view": view}
-    private = {} if method["name"] == "fedavg" else private
+    private = {} if method["name"] in ("fedavg", "scaffold") else private
     sections: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [8]},
         "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from fedveil import verify
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import load_recorded
 from fedveil.experiment.data_card import HandedOver, info_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
+    from fedveil.api.use_model import TrainedModel
     from fedveil.attacks.attack_run import FinishedAttack
     from fedveil.attacks.replay import Replayed
     from fedveil.data.catalogue import Info
@@ -55,9 +56,6 @@ class Statement(stated.Statement):
 
     def _repr_html_(self) -> str:
         return to_html(self)
-
-
-_BATCH = 1024
 
 
 class History(Sequence[Mapping[str, Any]]):
@@ -172,37 +170,58 @@ class Run:
         return {name: float(value) for name, value in tested.items() if value is not None}
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know of the scores: a trivial one, a rising loss, updates that are all cut to the clip, clients left out."""
+        return self._read.warnings
+
+    @property
     def privacy(self) -> Statement:
         """The privacy statement, with the audits so far: `run.privacy.proven.epsilon`."""
         return Statement.of(read_statement(self.path))
+
+    @cached_property
+    def trained(self) -> TrainedModel:
+        """The network with the public facts about its data, which encode and normalise new examples."""
+        from fedveil.api.use_model import TrainedModel
+
+        return TrainedModel(self.model, self.path, self.config, task_of(self.config), self._info)
 
     def predict(self, new: Any) -> NDArray[Any]:
         """Return the model's answer for each example.
 
         Args:
-            new: examples [n, ...] in the units of the data: an array, a tensor, a list, or a `Dataset`, whose test set is taken.
+            new: examples [n, ...] in the units of the data: an array, a tensor, a list, a table with the columns that the run was
+                trained on (the target is not needed), or a `Dataset`, whose test set is taken.
 
         Returns:
-            Class numbers, zeros and ones, quantities, or the risk, as the task has it.
+            Class numbers, zeros and ones, quantities in the unit of the target, or the risk, as the task has it.
 
         Raises:
-            DataError: examples of another shape.
+            DataError: examples of another shape, or rows of a table that cannot be encoded; the message names them.
         """
-        import torch
+        return self.trained.predictions(new)
 
-        from fedveil.data.dataset import Dataset, standardise
+    def probabilities(self, new: Any) -> NDArray[Any]:
+        """Return the probability of each class or label [n, C, ...].
 
-        x = new.x_test if isinstance(new, Dataset) else np.asarray(new)
-        shape = self._info.input_shape
-        if x.shape[1:] != shape:
-            raise DataError(f"the examples have shape {x.shape[1:]}, and the model takes {shape}: give an array [n, *{shape}]")
-        inputs = torch.from_numpy(standardise(x, self._info))
-        task, outputs = task_of(self.config), []
-        with torch.no_grad():
-            for start in range(0, len(inputs), _BATCH):
-                outputs.append(task.predictions(self.model(inputs[start : start + _BATCH])))
-        found: NDArray[Any] = torch.cat(outputs).numpy() if outputs else np.empty(0)
-        return found
+        Args:
+            new: as for `predict`.
+
+        Raises:
+            ConfigError: the task has no probabilities. DataError: as for `predict`.
+        """
+        return self.trained.probabilities(new)
+
+    def export(self, out: str | Path) -> Path:
+        """Write the model for other programs, and return the path.
+
+        Args:
+            out: .pt for the state dict of `run.model`, or .onnx for a graph (needs fedveil[onnx]).
+
+        Raises:
+            ConfigError: another suffix, a missing package, or a network that ONNX cannot express.
+        """
+        return self.trained.export(out)
 
     def plot(self, what: str | Sequence[str] | None = None, out: str | Path | None = None) -> Path:
         """Draw columns of the history over the rounds, and return the picture's path.
@@ -257,11 +276,11 @@ class Run:
         return write_report([self.path], out)
 
     def __repr__(self) -> str:
-        return f"<fedveil.Run {self.path}: {self._summary}>"
+        return f"<fedveil.Run {self.path}: {self._summary}{''.join(f'; warning: {text}' for text in self.warnings)}>"
 
     def _repr_html_(self) -> str:
-
-        return f"<p><b>{escape(str(self.path))}</b>: {escape(self._summary)}</p>{self.privacy._repr_html_()}"
+        warnings = "".join(f"<p><b>warning:</b> {escape(text)}</p>" for text in self.warnings)
+        return f"<p><b>{escape(str(self.path))}</b>: {escape(self._summary)}</p>{warnings}{self.privacy._repr_html_()}"
 
     @property
     def _summary(self) -> str:

@@ -11,7 +11,15 @@ from typing import Annotated, Any, TextIO, cast
 import typer
 from typer.core import TyperGroup
 
-from fedveil.cli import budget_commands, machine_commands, privacy_commands, run_commands, study_commands, view_commands
+from fedveil.cli import (
+    budget_commands,
+    machine_commands,
+    model_commands,
+    privacy_commands,
+    run_commands,
+    study_commands,
+    view_commands,
+)
 from fedveil.cli.command_options import flag, whole_words
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
@@ -108,7 +116,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-GROUPS = (run_commands, study_commands, privacy_commands, view_commands, machine_commands)
+GROUPS = (run_commands, model_commands, study_commands, privacy_commands, view_commands, machine_commands)
 for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(machine_commands.data_app, name="data")

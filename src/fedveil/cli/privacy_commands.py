@@ -36,7 +36,8 @@ def plan(
     from fedveil.cli.privacy_terminal import print_plan
     from fedveil.experiment.certify import plan_table
 
-    print_plan(plan_table(configuration(config, preset, overrides, trust_plugins)))
+    configured = configuration(config, preset, overrides, trust_plugins)
+    print_plan(plan_table(configured), configured)
 
 
 @commands.command()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
@@ -25,6 +25,9 @@ from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.statement.institutions import Institution, for_institution, read_run_figures
 from fedveil.statement.statement import Statement
 from fedveil.verify import Verification
+
+if TYPE_CHECKING:
+    from fedveil.experiment.config import Config
 
 _BAR_DELAY = 2.0
 """Seconds after which a bar appears."""
@@ -97,18 +100,28 @@ def _cell(column: str, value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value).replace("_", "-")
 
 
-def print_plan(rows: Sequence[PlannedRow]) -> None:
-    """Print all possible plans, best first; below, one line for each reason why others are impossible."""
+def print_plan(rows: Sequence[PlannedRow], configured: Config) -> None:
+    """Print all possible plans, best first; below, one line for each reason why others are impossible.
+
+    The first plan with the configured unit is the recommended one, because the unit says who is protected.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("unit", "rounds", "clients", "noise multiplier", "R", "accuracy kept"):
-        table.add_column(head, justify="left" if head == "unit" else "right")
-    for row in (row for row in rows if not row.why_not):
-        values = (f"{row.noise_multiplier:.3g}", f"{row.gathered:.2g}", f"{100 * row.share:.0f} %")
+    for head in ("unit", "rounds", "clients", "noise multiplier", "R", "accuracy kept", ""):
+        table.add_column(head, justify="left" if head in ("unit", "") else "right")
+    unit, rounds = configured.privacy.unit, configured.training.rounds
+    cohort = configured.training.clients_per_round or max(row.cohort for row in rows)
+    possible = [row for row in rows if not row.why_not]
+    recommended = next((row for row in possible if row.unit is unit), None)
+    for row in possible:
+        yours = (row.unit, row.rounds, row.cohort) == (unit, rounds, cohort)
+        marks = ["recommended"] * (row is recommended) + ["yours"] * yours
+        values = (f"{row.noise_multiplier:.3g}", f"{row.gathered:.2g}", f"{100 * row.share:.0f} %", ", ".join(marks))
         table.add_row(f"{row.unit}", f"{row.rounds}", f"{row.cohort}", *values)
     Console().print(table)
     for reason in dict.fromkeys(row.why_not for row in rows if row.why_not):
         typer.echo(f"not possible: {reason}")
     typer.echo(
+        "recommended: the best plan that protects what privacy.unit names. yours: the configuration.\n"
         "clients: of a round. R: noise over all rounds against signal.\n"
         "accuracy kept: of what is above chance without noise, about as linear models did (docs/utility.md)"
     )

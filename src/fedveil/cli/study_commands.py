@@ -48,10 +48,14 @@ def compare_methods(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write; an interrupted comparison in it is continued.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    latex: Annotated[bool, flag("--latex", "Print the table in LaTeX (also in compare.tex).")] = False,
+    figure: Annotated[str | None, typer.Option(help="Also draw compare.pdf in this size, in inches, such as 3.4x2.4.")] = None,
+    font: Annotated[str, typer.Option(help="Font of that figure, FAMILY:POINTS.")] = "",
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
+    from fedveil.drawing import Paper
     from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
 
     shared = configuration(config, preset, overrides, trust_plugins)
@@ -64,7 +68,8 @@ def compare_methods(
         by=cast(By, by),
         metric=metric,
     )
-    raise typer.Exit(compare_with_table(spec, out, jobs))
+    paper = None if figure is None else Paper.of(figure, font)
+    raise typer.Exit(compare_with_table(spec, out, jobs, paper=paper, as_latex=latex))
 
 
 @commands.command()

@@ -22,9 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.accounting.selection import Selection
+from fedveil.drawing import Paper
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
-from fedveil.report.compare_page import check_runs, write_files
+from fedveil.report.compare_page import check_runs, plot_comparison, write_files
+from fedveil.report.compare_paper import latex, verdict_sentences
 from fedveil.report.privacy_section import outcome_lines
 from fedveil.report.reproduce_figure import plot_reproduction
 from fedveil.studies.cell import CellState, Listener
@@ -133,8 +135,13 @@ class _TableListener(ComparisonListener):
             self.live.console.print(line, highlight=False, markup=False)
 
 
-def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None) -> int:
+def compare_with_table(
+    spec: ComparisonSpec, out: Path | None, jobs: int | None, *, paper: Paper | None = None, as_latex: bool = False
+) -> int:
     """Compare with a live table, print the result, and write the files.
+
+    Args:
+        paper: size and font of compare.pdf, which is drawn too. as_latex: print the table in LaTeX.
 
     Returns:
         The exit status: 1 if a run failed, or if a compared run is contradicted.
@@ -155,6 +162,11 @@ def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None)
     for what in ("page", "picture", "table"):
         if what in paths:
             console.print(f"{what}: {paths[what]}", highlight=False, soft_wrap=True)
+    if paper is not None and "picture" in paths:
+        figure = plot_comparison(comparison, folder / "compare.pdf", paper)
+        console.print(f"figure: {figure}", highlight=False, soft_wrap=True)
+    if as_latex:
+        typer.echo(f"\n{latex(comparison)}", nl=False)
     return int(bool(comparison.failed) or any(run.exit_status == 1 for run in checked.values()))
 
 
@@ -181,6 +193,8 @@ def render_comparison(done: Comparison, console: Console) -> None:
             console.print(table)
     for line, where in done.problems.items():
         console.print(f"[yellow]{escape(line)}[/] [dim]({escape(', '.join(where))})[/]", highlight=False)
+    for sentence in verdict_sentences(done):
+        console.print(escape(sentence), highlight=False, style="bold", soft_wrap=True)
     console.print()
     for sentence in done.sentences:
         console.print(escape(sentence), highlight=False, style="dim")

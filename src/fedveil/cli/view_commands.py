@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -74,21 +74,37 @@ def report(
 
 @commands.command()
 def plot(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directory; several with --against.")],
     what: Annotated[
         str | None,
         typer.Option(
             help="Columns, separated by commas: accuracy, loss, noise, clip, one of history.csv, client_NAME of participants.csv."
         ),
     ] = None,
+    against: Annotated[
+        Literal["round", "epsilon"], typer.Option(help="epsilon: the last score of each run against its proven epsilon.")
+    ] = "round",
     out: Annotated[
         Path | None, typer.Option(help="Image file to write (.png, .svg, .pdf); by default in the run directory.")
     ] = None,
+    figure: Annotated[str | None, typer.Option(help="With --against epsilon: size in inches, such as 3.4x2.4.")] = None,
+    font: Annotated[str, typer.Option(help="Font with --figure, FAMILY:POINTS.")] = "",
 ) -> None:
-    """Plot columns of a run's history over its rounds."""
+    """Plot columns of a run over its rounds, or runs against epsilon: fedveil plot runs/* --against epsilon."""
+    from fedveil.errors import ConfigError
+
+    if against == "epsilon":
+        from fedveil.drawing import Paper
+        from fedveil.report.score_against_epsilon import plot_against_epsilon
+
+        paper = None if figure is None else Paper.of(figure, font)
+        typer.echo(f"plot: {plot_against_epsilon(runs, out or Path('epsilon.png'), paper)}")
+        return
+    if len(runs) > 1 or figure is not None:
+        raise ConfigError("fedveil plot shows one run over its rounds: for several runs, or --figure, add --against epsilon")
     from fedveil.report.figures import plot_run
 
-    typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
+    typer.echo(f"plot: {plot_run(runs[0], what.split(',') if what else None, out)}")
 
 
 @commands.command()

@@ -15,12 +15,14 @@ from fedveil.errors import DataError
 
 @dataclass(frozen=True)
 class Origin:
-    """All of it but the casts is public: it follows from names and what the user said, not from the values of the data.
+    """All of it but casts and notes is public: it follows from names and what the user said, not from the values of the data.
 
     source: what it was made from. features: names of the inputs. casts: changes of type, one line each; they go by the types that
     tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
+    indicators: columns that have a further feature, 1 where their value was missing.
     counted: what was counted in the data and is treated as public all the same.
+    notes: doubts about features and test set, for the owner of the data: they follow from values.
     ranked: whether one example's time may decide if another one is for testing. timed: whether its own time decides.
     """
 
@@ -33,11 +35,13 @@ class Origin:
     counted: tuple[str, ...] = ()
     ranked: bool = False
     timed: bool = False
+    indicators: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def public(self) -> dict[str, Any]:
         """What a data card holds."""
-        return {key: value for key, value in asdict(self).items() if key != "casts"}
+        return {key: value for key, value in asdict(self).items() if key not in ("casts", "notes")}
 
 
 Ints = NDArray[np.int64]
@@ -79,6 +83,7 @@ class Dataset:
         if self.origin is not None:
             lines += [f"  from {self.origin.source}; test split: {self.origin.test}"]
             lines += [f"  cast: {cast}" for cast in self.origin.casts]
+            lines += [f"  note: {note}" for note in self.origin.notes]
             lines += [f"  counted in the data, treated as public: {what}" for what in self.origin.counted]
         return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import flat, toml_values, without_free_keys
 from fedveil.experiment.model_section import HANDED_OVER
-from fedveil.experiment.result import Trivial
+from fedveil.experiment.result import Trivial, outcome_warnings
 from fedveil.experiment.run_directory import DECLARED, PRIVATE, joined, parse_columns, parse_table
 from fedveil.federation.history import Columns, Row
 from fedveil.statement.statement import Statement
@@ -64,6 +64,12 @@ class RunData:
         if not isinstance(recorded, dict) or not isinstance(recorded.get("score"), int | float):
             return None
         return Trivial(float(recorded["score"]), str(recorded.get("answer", "")))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what a reader of the scores has to know (`outcome_warnings`)."""
+        reason = str(self.failures[0]["failure"]) if self.failures else ""
+        return outcome_warnings(self.history, self.declared, self.trivial, reason)
 
     @property
     def handed_over(self) -> bool:

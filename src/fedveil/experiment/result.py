@@ -54,12 +54,14 @@ def trivial_of(task: Task, targets: Tensor) -> Trivial | None:
 def outcome_warnings(
     history: Sequence[Mapping[str, Any]], columns: Columns, trivial: Trivial | None, reason: str = ""
 ) -> tuple[str, ...]:
-    """Return warnings for a reader of the scores: clients were left out, or a score is no better than a trivial one.
+    """Return warnings for a reader of the scores: clients were left out, or the model learned nothing or too little.
+
+    Everything but who was left out is judged from public columns, so a published copy of a run warns as the run does.
 
     Args:
         reason: of the first client that was left out. It is private, as is the fact that anybody was.
     """
-    warnings, main = [], columns.main
+    warnings, main = list[str](), columns.main
     failed = int(sum(row.get("failed") or 0 for row in history))
     if failed:
         nobody = all(all_failed(row) for row in history if row.get("participants"))
@@ -70,7 +72,66 @@ def outcome_warnings(
         warnings.append(
             f"{main.phrase} {main.text(values[-1])} is no better than that of {trivial.answer}, {main.text(trivial.score)}"
         )
-    return tuple(warnings)
+    elif values:
+        warnings += _scores_by_chance(history, columns)
+    return (*warnings, *_rising_loss(history), *_all_at_the_clip(history))
+
+
+_CHANCE = {"test_auc": 0.5, "test_balanced_accuracy": 0.5, "test_concordance": 0.5, "test_r2": 0.0}
+"""Scores of an answer that is the same for all examples."""
+_NEAR = 0.005
+"""A score this close to chance counts as one by chance."""
+
+
+def _public(history: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    values = [row[name] for row in history if isinstance(row.get(name), int | float)]
+    return [float(value) for value in values if math.isfinite(value)]
+
+
+def _scores_by_chance(history: Sequence[Mapping[str, Any]], columns: Columns) -> list[str]:
+    warnings = []
+    for name, chance in _CHANCE.items():
+        values = _public(history, name)
+        if values and values[-1] <= chance + _NEAR:
+            column = columns[name]
+            text = f"{column.phrase} {column.text(values[-1])} is that of one answer for all ({column.text(chance)})"
+            advice = ": one class is nearly always predicted at probability 1/2; set another threshold on the probabilities"
+            warnings.append(text + advice * (name == "test_balanced_accuracy"))
+    return warnings
+
+
+def _rising_loss(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a warning if the test loss ends above its start, or has lost half of what it had gained."""
+    losses = _public(history, "test_loss")
+    if len(losses) < 3:
+        return []
+    first, least, last = losses[0], min(losses), losses[-1]
+    if last > first:
+        return [f"the test loss rose from {first:.4g} to {last:.4g}: lower training.optimizer.lr or the noise"]
+    if last > least + (first - least) / 2:
+        return [f"the test loss fell to {least:.4g} and rose again to {last:.4g}: take fewer rounds or a lower learning rate"]
+    return []
+
+
+def _all_at_the_clip(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a warning if the released means are as long as the clip allows, which needs every update to be cut to it.
+
+    The expected noise is subtracted; the norm of a mean of clipped vectors reaches the clip only if all have that norm.
+    """
+    names = ("update_norm", "noise_norm", "clip")
+    rows = [[row.get(name) for name in names] for row in history]
+    full = [(u, z, c) for u, z, c in rows if isinstance(u, float) and isinstance(z, float) and isinstance(c, float)]
+    signal = [math.sqrt(max(0.0, u**2 - z**2)) / c for u, z, c in full if c > 0 and z < c]
+    if len(signal) < 3 or sum(one > _AT_THE_CLIP for one in signal) < len(signal) / 2:
+        return []
+    return [
+        "in most rounds every update was cut to the clip, so how long it was, and the weights of classes and of clients in it, "
+        "made no difference: raise the method's clip, or take fewer local steps"
+    ]
+
+
+_AT_THE_CLIP = 0.9
+"""Share of the clip from which on the norm of a mean counts as the clip."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""DP-SCAFFOLD (Noble et al. 2022): control variates correct the drift of clients; both vectors are released with noise."""
+"""SCAFFOLD (Karimireddy et al. 2020) and DP-SCAFFOLD (Noble et al. 2022): control variates correct the drift of clients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.mechanism.plan import Extra, Plan, Released, Upload
+from fedveil.mechanism.plan import Extra, Plan, Released, UnprovenPlan, Upload
 from fedveil.methods.base import MethodConfig, Policy, Release, Setting, calibrated, sum_noise
 from fedveil.methods.shared import refuse_dp_sgd
 from fedveil.training.local import Client, Local, Plain, Remembering, State
@@ -39,41 +40,89 @@ class DPScaffold(MethodConfig):
         return {"control": (s.layout.dimension,)}
 
     def calibrate(self, s: Setting) -> Setting:
-        refuse_dp_sgd(s, self.name)
-        o = s.local.optimizer
-        if o.name != "sgd" or o.momentum or o.weight_decay or s.local.schedule != "constant":
-            raise ConfigError(
-                "dp-scaffold reads the mean gradient off plain SGD steps: set training.optimizer to sgd without momentum or "
-                "weight_decay, and training.schedule = 'constant'"
-            )
+        _need_plain_sgd(s, self.name)
         return calibrated(self, s)
 
     def release(self, s: Setting) -> Release:
         """Return the policy that releases both vectors and broadcasts the server's control variate."""
         return Controlled(self)
 
+    def plan(self, s: Setting, control: Tensor) -> Plan:
+        """Divide the round's mu^2 = (f / z)^2 between update and control variate."""
+        return Plan(
+            clip=self.clip,
+            noise_std=s.z * self.clip / math.sqrt(1 - self.control_share),
+            place="sum" if sum_noise(s) else "upload",
+            extras={"control": Extra(self.control_clip, s.z * self.control_clip / math.sqrt(self.control_share))},
+            broadcast={"control": control},
+        )
+
     def client(self, s: Setting) -> Client:
         """Return SGD on gradient + c - c_i."""
         return Corrected(_correction, s.local.optimizer.lr)
+
+
+_REASON = "scaffold adds no noise"
+_NO_CLIP = 1e30
+"""An extra needs a finite clip; no float32 vector that training.max_update_norm admits is cut by this one."""
+
+
+class Scaffold(MethodConfig):
+    """SCAFFOLD without privacy (Karimireddy et al. 2020, option II): nothing is clipped or noised, and nothing can be proven."""
+
+    name: Literal["scaffold"] = "scaffold"
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """Return one vector: the change of the client's control variate."""
+        return {"control": (s.layout.dimension,)}
+
+    def calibrate(self, s: Setting) -> Setting:
+        _need_plain_sgd(s, self.name)
+        if s.epsilon is not None or s.noise_multiplier is not None:
+            raise ConfigError(
+                "scaffold adds no noise, so privacy.epsilon and privacy.noise_multiplier have no meaning here: remove them, or "
+                "choose method.name = 'dp-scaffold'"
+            )
+        return s
+
+    def release(self, s: Setting) -> Release:
+        """Return the policy that releases both vectors as they are."""
+        return Controlled(self)
+
+    def plan(self, s: Setting, control: Tensor) -> Plan:
+        """Release update and control variate unchanged."""
+        return UnprovenPlan(extras={"control": Extra(_NO_CLIP, 0.0)}, broadcast={"control": control}, reason=_REASON)
+
+    def client(self, s: Setting) -> Client:
+        """Return SGD on gradient + c - c_i."""
+        return Corrected(_correction, s.local.optimizer.lr)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Return one unbounded release: nothing can be proven without clip and noise."""
+        return [Unbounded(_REASON)]
+
+
+def _need_plain_sgd(s: Setting, name: str) -> None:
+    refuse_dp_sgd(s, name)
+    o = s.local.optimizer
+    if o.name != "sgd" or o.momentum or o.weight_decay or s.local.schedule != "constant":
+        raise ConfigError(
+            f"{name} reads the mean gradient off plain SGD steps: set training.optimizer to sgd without momentum or "
+            "weight_decay, and training.schedule = 'constant'"
+        )
 
 
 @dataclass(frozen=True)
 class Controlled(Policy):
     """Policy c <- c + (n / N) mean of the released changes (Algorithm 1, server)."""
 
-    method: DPScaffold
+    method: DPScaffold | Scaffold
 
     def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        """Divide the round's mu^2 = (f / z)^2 between update and control variate."""
-        m, server = self.method, state if sum_noise(s) else seen.server
+        """Return the method's plan with the server's control variate, zero at first."""
+        server = state if sum_noise(s) else seen.server
         control: Any = server.get("control", seen.model.new_zeros(len(seen.model)))
-        return Plan(
-            clip=m.clip,
-            noise_std=s.z * m.clip / math.sqrt(1 - m.control_share),
-            place="sum" if sum_noise(s) else "upload",
-            extras={"control": Extra(m.control_clip, s.z * m.control_clip / math.sqrt(m.control_share))},
-            broadcast={"control": control},
-        )
+        return self.method.plan(s, control)
 
     def observe(self, s: Setting, state: State, left: Upload) -> State:
         """Move c by the released mean (aggregate view)."""

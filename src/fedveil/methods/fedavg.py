@@ -60,15 +60,21 @@ class FedAvg(MethodConfig):
 
 
 class DPFedAvg(MethodConfig):
-    """Client-level DP-FedAvg with flat clipping and a fixed denominator q N (the paper's estimator f_f).
+    """Client-level DP-FedAvg with flat clipping and a fixed denominator q N (the paper's estimator f_f); DP-FedProx.
 
     Args:
         clip: C, L2 bound on each client's update.
+        proximal: alpha of the penalty alpha/2 ||w_i - w||^2 of local training (FedProx, Li et al. 2020); 0 for none.
     """
 
     name: Literal["dp-fedavg"] = "dp-fedavg"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    proximal: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     def release(self, s: Setting) -> Release:
         """Use the same clip and noise in every round."""
         return Fixed(gaussian_plan(s, self.clip))
+
+    def client(self, s: Setting) -> Client:
+        """Return plain or proximal local training, on which the guarantee does not depend."""
+        return Plain(Proximal(self.proximal) if self.proximal else None)

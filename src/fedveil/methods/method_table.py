@@ -6,6 +6,7 @@ METHOD_TABLE = {
     "fedavg": "fedveil.methods.fedavg:FedAvg",
     "dp-fedavg": "fedveil.methods.fedavg:DPFedAvg",
     "adaptive-clipping": "fedveil.methods.adaptive_clipping:AdaptiveClipping",
+    "scaffold": "fedveil.methods.dp_scaffold:Scaffold",
     "dp-scaffold": "fedveil.methods.dp_scaffold:DPScaffold",
     "dp-fedsam": "fedveil.methods.dp_fedsam:DPFedSAM",
     "time-adaptive": "fedveil.methods.time_adaptive:TimeAdaptive",

@@ -13,9 +13,10 @@ import numpy as np
 import tomli_w
 from scipy.optimize import isotonic_regression
 
-from fedveil.drawing import INK, MUTED, blank, quiet, save, style
+from fedveil.drawing import INK, MUTED, Paper, blank, quiet, save, style
 from fedveil.experiment.run_directory import present, write_config, write_json, write_table, write_text
 from fedveil.experiment.verification import verification
+from fedveil.report.compare_paper import latex, verdict_sentences
 from fedveil.report.privacy_section import capital, outcome_lines, outcome_values
 from fedveil.report.report import MOST_RUNS, write_report
 from fedveil.report.web_page import render
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from fedveil.drawing import Axes
 
 
-def plot_comparison(found: Comparison, path: Path) -> Path:
+def plot_comparison(found: Comparison, path: Path, paper: Paper | None = None) -> Path:
     """Draw the page's charts, one panel a partition; over one epsilon only, the methods below each other.
 
     Args:
-        path: ends in .png or .svg: the suffix says which format.
+        path: ends in .png, .svg or .pdf, which is the format. paper: its size and font.
     """
     names, many, seeds, drawn = found.names, _curved(found), len(found.seeds), _by_partition(found)
     margin = 0.085 * max(len(names[row.method]) for rows in drawn.values() for row in rows) + 0.9
@@ -50,6 +51,8 @@ def plot_comparison(found: Comparison, path: Path) -> Path:
     band = "bands" if many else "bars"
     note = f"mean of {seeds} seeds, {band}: its 95 % confidence interval (Student's t), small points: single seeds"
     figure.suptitle(note if seeds > 1 else "one seed: no spread", x=0.01, ha="left", fontsize=8.5, color=MUTED)
+    if paper is not None:
+        paper.fit(figure)
     return save(figure, path)
 
 
@@ -306,8 +309,9 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     if 1 < len(checked) <= MOST_RUNS:
         paths["runs"] = write_report(list(checked), folder / "runs.html", checked=checked)
     write_text(folder / "compare.md", markdown(found, checked))
+    write_text(folder / "compare.tex", latex(found))
     page = write_page(found, folder / "compare.html", paths.get("runs"), checked)
-    return {"page": page, "markdown": folder / "compare.md", **paths}
+    return {"page": page, "markdown": folder / "compare.md", "latex": folder / "compare.tex", **paths}
 
 
 def row_values(row: Row) -> dict[str, Any]:
@@ -336,6 +340,7 @@ def row_values(row: Row) -> dict[str, Any]:
         "best": test.best if test else None,
         "difference_to_best": test.difference if test else None,
         "pairs": test.n if test else None,
+        "difference_ci95": _known(test.half) if test else None,
         "p_paired_t": test.t if test else None,
         "p_holm": test.holm if test else None,
         "p_signed_rank": test.wilcoxon if test else None,
@@ -388,6 +393,7 @@ def markdown(found: Comparison, checked: Mapping[Path, Verification]) -> str:
     ]
     if any(row.values for row in found.rows):
         lines += ["![The compared number against epsilon](compare.png)", ""]
+    lines += [f"{sentence}\n" for sentence in verdict_sentences(found)]
     for (partition, at), block in found.blocks.items():
         table = [cells(row, names[row.method]) for row in block if row.values]
         if not table:

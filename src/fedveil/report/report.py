@@ -15,7 +15,6 @@ import numpy as np
 from fedveil.accounting.types import joined
 from fedveil.errors import ConfigError
 from fedveil.experiment.recorded_run import RunData, experiment_of, group_names, grouped, read_run
-from fedveil.experiment.result import outcome_warnings
 from fedveil.experiment.verification import verification
 from fedveil.report.privacy_section import card_of, outcome_values, privacy_values, spent_values
 from fedveil.report.web_page import render, write_html
@@ -219,7 +218,7 @@ def _group(
         "seeds": [run.seed for run in runs],
         "rounds": [len(run.history) for run in runs],
         "planned": first.config.get("training", {}).get("rounds"),
-        "warnings": list(dict.fromkeys(text for run in runs for text in _outcome(run))),
+        "warnings": list(dict.fromkeys(text for run in runs for text in run.warnings)),
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
         "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
         "score": None if score is None else main.factor * score["mean"],
@@ -252,12 +251,6 @@ def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> 
     if main.share:
         return [(name, True), (" reached ", False), (_mean(main, score), True), (f" {main.phrase}{end}", False)]
     return [(name, True), (f" reached a {main.phrase} of ", False), (_mean(main, score), True), (end, False)]
-
-
-def _outcome(run: RunData) -> tuple[str, ...]:
-    """What its operator must know of the scores; a trivial score of version 0.2 and before is not on record."""
-    reason = str(run.failures[0]["failure"]) if run.failures else ""
-    return outcome_warnings(run.history, run.declared, run.trivial, reason)
 
 
 def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class Against:
     Args:
         best: the other method. n: number of common seeds. difference: mean of (this - best).
         t: two-sided p of the paired t-test. wilcoxon: p of the exact signed-rank test. holm: t after Holm's correction.
+        half: half the width of the 95 % confidence interval of the difference (Student's t).
     """
 
     best: str
@@ -32,6 +33,7 @@ class Against:
     t: float
     wilcoxon: float
     holm: float
+    half: float = math.nan
 
 
 def paired_t(differences: Sequence[float]) -> float:
@@ -118,7 +120,7 @@ def against(samples: Mapping[str, Mapping[int, float]], best: str) -> dict[str, 
     tested = {method: d for method, d in pairs.items() if len(d) > 1}
     p = [paired_t(d) for d in tested.values()]
     return {
-        method: Against(best, len(d), fmean(d), t, signed_rank(d), corrected)
+        method: Against(best, len(d), fmean(d), t, signed_rank(d), corrected, interval(d))
         for (method, d), t, corrected in zip(tested.items(), p, holm(p), strict=True)
     }
 

@@ -71,6 +71,10 @@ class Classification(Task):
         """Return the number of the most likely class."""
         return output.argmax(1)
 
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each class [n, C]."""
+        return output.softmax(1)
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Return the metrics; macro figures are plain means over the classes that occur, with precision 0 if never predicted."""
         from fedveil.tasks.scores import class_scores, macro_auc
@@ -141,6 +145,13 @@ class Binary(Task):
     def predictions(self, output: Tensor) -> Tensor:
         """Return 1 if class 1 is at least as likely as class 0, else 0."""
         return (output.reshape(-1) >= 0).long()
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probabilities of class 0 and class 1 [n, 2]."""
+        import torch
+
+        logit = output.reshape(-1)
+        return torch.stack([(-logit).sigmoid(), logit.sigmoid()], 1)
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Return the metrics; class 1 is predicted at probability >= 1/2, while AUC and average precision use the order only."""
@@ -222,6 +233,10 @@ class MultiLabel(Task):
     def predictions(self, output: Tensor) -> Tensor:
         """Return 1 for each label of probability >= 1/2, else 0."""
         return (output >= 0).long()
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each label [n, L]."""
+        return output.sigmoid()
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Return the metrics; a label is predicted at probability >= 1/2, and the AUC is a mean over labels with both values."""

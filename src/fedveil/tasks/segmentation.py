@@ -74,6 +74,10 @@ class Segmentation(Task):
         """Return the number of the most likely class at each place."""
         return output.argmax(1)
 
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each class at each place [n, C, H, W]."""
+        return output.softmax(1)
+
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the weighted sum of cross-entropy and Dice loss."""
         from torch.nn import functional as F

@@ -96,7 +96,11 @@ class Survival(Task):
 
     def predictions(self, output: Tensor) -> Tensor:
         """Return the risk [n]; for `hazards`, minus the expected number of survived intervals."""
-        return -output.neg().sigmoid().cumprod(1).sum(1) if self.by_example else output.reshape(-1)
+        from torch.nn import functional as F
+
+        if not self.by_example:
+            return output.reshape(-1)
+        return -F.logsigmoid(-output).cumsum(1).exp().sum(1)  # a sum of logarithms, since ONNX has no running product
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Return Harrell's C."""

@@ -188,6 +188,10 @@ class Task(BaseModel):
         """Return the predictions [n, ...] for the network's output: by default the output itself."""
         return output
 
+    def probabilities(self, output: Tensor) -> Tensor | None:
+        """Return the probability of each class or label [n, C, ...], or None (the default) if the task has none."""
+        return None
+
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
         """Return what evaluation collects from a batch, by example: by default output and target themselves."""
         return output, target

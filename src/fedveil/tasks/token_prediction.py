@@ -38,6 +38,10 @@ class TokenPrediction(Task):
         """Return the most likely token at each place."""
         return output.argmax(2)
 
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each token at each place [n, T, V]."""
+        return output.softmax(2)
+
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean over each example's places; 0 if all are IGNORED."""
         each, counted = self._places(output, target)

@@ -18,7 +18,7 @@ _MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy
 _BUILT_IN = (  # other methods are user-defined; only their rows tell how noise is added
     "adap-dp-fl adapldp adaptive-clipping aldp-fl banded-mf blur-lus censor dp-fedavg dp-fedsam dp-scaffold dpa-ldp fed-addp"
     " fed-dpa fed-smp fedanc fedavg fedglp-adp gfl-aldpa gradient-compression ladp-fl ldp-fed nbafl noisy-fedavg noisy-fedprox"
-    " sensitive-dp soteria time-adaptive time-varying-dp"
+    " scaffold sensitive-dp soteria time-adaptive time-varying-dp"
 )
 _IN_SHARES = {(method, variant) for method in ("noisy-fedavg", "noisy-fedprox") for variant in ("published", "proven")}
 _IN_SHARES |= {(method, "published") for method in ("dpa-ldp", "nbafl", "time-varying-dp")}

@@ -118,6 +118,7 @@ def test_the_card_says_what_was_done_to_them(made: Result) -> None:
         "counted": [],
         "ranked": False,
         "timed": False,
+        "indicators": [],
     }
     assert card["labels"] == {"shape": [], "dtype": "float32", "names": ["cost"], "unit": "EUR", "classes": 0}
     assert card["normalisation"] == {"scale": 1.0, "mean": [50.0, 0.0, 0.0], "std": [20.0, 1.0, 1.0]}

@@ -37,6 +37,9 @@ def rule_text(rule: SplitRule | None, owners: bool) -> str:
     return _rule(rule, owners).text(owners)
 
 
+_ONE_CLIENT = "the test set is one client, so the score is that client's: give test={'share': 0.2}, or test data of your own"
+
+
 def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
     """Split by the rule; by default whole clients are held out, for figures on the test set are published without noise.
 
@@ -51,6 +54,8 @@ def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info:
     test = held_out(rule, seed, owners, examples.times)
     x, y = examples.x, examples.labelled.y
     users = None if examples.ids is None else owners.codes[~test]
+    if rule.clients is not None and len(np.unique(owners.codes[test])) == 1:
+        origin = replace(origin, notes=(*origin.notes, _ONE_CLIENT))
     return _dataset(info, origin, (x[~test], y[~test]), (x[test], y[test]), users)
 
 

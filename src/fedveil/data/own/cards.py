@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.seeding import draws, lots, places
@@ -225,6 +225,7 @@ class TableCard(OwnCard):
     """A table. target: the column, or columns, to learn. features: columns in this order; left out, all others.
     client: the column that says whose row it is. categories: the public list of all values of a column, which becomes one column
     of 0 and 1 for each. missing: the public constant that stands for a missing value of a column.
+    indicators: columns of `missing` that get a further feature, 1 where the value is missing and 0 elsewhere.
     normalise: public (mean, std) of a column."""
 
     target: str | tuple[str, ...]
@@ -232,6 +233,7 @@ class TableCard(OwnCard):
     client: str | None = None
     categories: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
     missing: dict[str, Value] = Field(default_factory=dict)
+    indicators: tuple[str, ...] = ()
     normalise: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
     @field_validator("missing", "normalise", mode="before")
@@ -248,6 +250,15 @@ class TableCard(OwnCard):
         if not features or len(set(features)) < len(features):
             raise ConfigError(f"features = {list(features)}: name one column or more, each once; left out, it is all others")
         return features
+
+    @model_validator(mode="after")
+    def _can_be_missing(self) -> Self:
+        if odd := [name for name in self.indicators if name not in self.missing]:
+            raise ConfigError(
+                f"indicators names the column {odd[0]!r}, for which missing has no constant: give missing={{{odd[0]!r}: ...}} as "
+                f"well, or remove it from indicators"
+            )
+        return self
 
     @field_validator("categories")
     @classmethod

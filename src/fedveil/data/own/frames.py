@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from fedveil.data.own.cards import SplitRule, TableCard, Value, canonical, check
 from fedveil.data.own.casts import LONGEST, Labelled, as_float, as_ids, as_targets, as_times
 from fedveil.data.own.drawn_by_item import read_by_row
 from fedveil.errors import ConfigError, DataError, nearest
+
+_log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 _NUMBERS = (Real, Decimal, np.bool_)
@@ -177,6 +180,8 @@ def _numbers(there: list[Any]) -> Array:
         return np.full(len(there), np.inf)  # which is refused
 
 
+FEW, UNSCALED = 20, 10.0
+"""Rows from which on different whole numbers look like an id; distance from 0 from which on a feature counts as unscaled."""
 LISTED = 12
 """How many columns of one cast are named one by one."""
 _FIXES = {
@@ -206,7 +211,7 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
     Raises:
         ConfigError: the card speaks of a column that is no feature, or normalises a category.
     """
-    for key in ("categories", "missing", "normalise"):
+    for key in ("categories", "missing", "normalise", "indicators"):
         for name in getattr(card, key):
             if name not in features:
                 raise ConfigError(
@@ -222,6 +227,10 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
         names += made
         mean += [center] * len(made)
         std += [spread] * len(made)
+        if name in card.indicators:
+            names.append(f"{name} is missing")
+            mean.append(0.0)
+            std.append(1.0)
     return FeatureLayout(tuple(names), tuple(mean), tuple(std))
 
 
@@ -236,7 +245,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     parts, problems = [], []
     for column in columns:
         try:
-            parts.append(_one(column, card))
+            parts.append(encode_column(column, card))
         except DataError as problem:
             problems.append(str(problem))
     if problems:
@@ -272,7 +281,17 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
     return column
 
 
-def _one(column: TableColumn, card: TableCard) -> Array:
+def encode_column(column: TableColumn, card: TableCard) -> Array:
+    """The features [rows, k] that one column becomes.
+
+    Raises:
+        DataError: a value that the card does not provide for.
+    """
+    found = _values_of(column, card)
+    return np.concatenate([found, column.absent[:, None]], axis=1, dtype=np.float32) if column.name in card.indicators else found
+
+
+def _values_of(column: TableColumn, card: TableCard) -> Array:
     fill = card.missing.get(column.name)
     if column.absent.any() and fill is None:
         raise DataError(
@@ -349,7 +368,8 @@ def from_frame(
             unless the configuration has a partition. features: columns, in this order; left out, all others.
         test: which rows are for testing (see `own_split`; `latest` is the name of a column), or a table of their own.
             Left out, a fifth of the clients.
-        public: what is public: name, classes, unit, categories, missing, normalise, split_seed (see `TableCard`).
+        public: what is public: name, classes, unit, categories, missing, indicators, normalise, split_seed (see
+            `TableCard`).
 
     Raises:
         DataError: a column that cannot be learned from as it is; the message says what to do.
@@ -361,7 +381,10 @@ def from_frame(
     chosen = {} if features is None else {"features": features}
     card = checked_card(TableCard, target=target, client=client, test=rule, **chosen, **public)
     library = type(df).__module__.partition(".")[0]
-    return of_table(table, card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
+    made = of_table(table, card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
+    for note in made.origin.notes if made.origin is not None else ():
+        _log.warning("from_frame: %s", note)
+    return made
 
 
 def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset:
@@ -383,11 +406,32 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     info = table_info(card, features, examples.labelled)
     text = rule_text(rule, card.client is not None) if own_test is None else OWN_TEST
     names = feature_layout(card, features).names
-    origin = Origin(source, text, names, casts, card.categories, card.missing, examples.labelled.counted)
+    origin = Origin(
+        source, text, names, casts, card.categories, card.missing, examples.labelled.counted, indicators=card.indicators
+    )
+    origin = replace(origin, notes=_doubtful_features(table, card, features))
     if own_test is None:
         return divided(examples, rule, card.split_seed, info, origin)
     fixed = card.model_copy(update={"classes": card.classes or examples.labelled.classes, "client": None})
     return separate(examples, examples_of(own_test, fixed, features)[0], info, origin)
+
+
+def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[str, ...]:
+    """Return notes on features that look like an id, or that are far from the scale on which networks learn."""
+    notes = []
+    for name in (name for name in features if name not in card.categories):
+        column = column_of(table, name)
+        values = column.values[~column.absent].astype(np.float64)
+        center, spread = card.normalise.get(name, (0.0, 1.0))
+        largest = float(np.abs((values - center) / spread).max(initial=0.0))
+        if len(values) >= FEW and (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
+            notes.append(f"the feature {name!r} is another whole number in each row, as an id is: leave it out of features")
+        elif largest > UNSCALED:
+            notes.append(
+                f"the feature {name!r} is up to {largest:,.6g} from 0: give its public mean and standard deviation in "
+                f"normalise={{{name!r}: (..., ...)}}, since a network learns little from features on another scale"
+            )
+    return tuple(notes)
 
 
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:

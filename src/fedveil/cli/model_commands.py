@@ -1,0 +1,44 @@
+"""Commands that use the model of a finished run: predict and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.command_options import TrustPlugins, import_trusted
+
+commands = typer.Typer()
+FinishedRun = Annotated[Path, typer.Argument(help="Directory of a finished run.")]
+
+
+@commands.command()
+def predict(
+    run: FinishedRun,
+    table: Annotated[Path, typer.Argument(help="New rows: a .csv, .tsv or .parquet file. It needs no target column.")],
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("scores.csv"),
+    copy: Annotated[list[str] | None, typer.Option(help="Column of the table to copy, such as an id; may be repeated.")] = None,
+    trust_plugins: TrustPlugins = False,
+) -> None:
+    """Predict for the rows of a table: fedveil predict runs/a new-patients.csv --out scores.csv --copy patient_id."""
+    if not table.is_file():
+        raise typer.BadParameter(f"there is no file {table}", param_hint="TABLE")
+    from fedveil.api.run import open_run
+
+    import_trusted(run, trust_plugins)
+    count = open_run(run).trained.write_predictions(table, out, tuple(copy or ()))
+    typer.echo(f"predictions: {out} ({count:,} row{'s' * (count != 1)}, none left out; only you can read the file)")
+
+
+@commands.command()
+def export(
+    run: FinishedRun,
+    to: Annotated[Path, typer.Option("--to", help="File to write: .pt is a state dict, .onnx a graph (fedveil[onnx]).")],
+    trust_plugins: TrustPlugins = False,
+) -> None:
+    """Write the model for other programs: fedveil export runs/a --to model.onnx."""
+    from fedveil.api.run import open_run
+
+    import_trusted(run, trust_plugins)
+    typer.echo(f"model: {open_run(run).export(to)}")

@@ -9,17 +9,22 @@ import typer
 
 from fedveil.cli.command_options import (
     AsJson,
+    ConfigOrRun,
+    Epsilon,
     ForInstitution,
     OptionalConfig,
+    OptionalConfigOrRun,
     Overrides,
     Preset,
     Seed,
     TrustPlugins,
+    checked,
     configuration,
     flag,
     import_trusted,
     print_json,
-    with_seed,
+    require_there,
+    with_shorthands,
 )
 
 if TYPE_CHECKING:
@@ -28,23 +33,28 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil plan my.toml --epsilon 4")
 def plan(
-    config: OptionalConfig = None, preset: Preset = None, overrides: Overrides = None, trust_plugins: TrustPlugins = False
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    epsilon: Epsilon = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
     from fedveil.cli.privacy_terminal import print_plan
     from fedveil.experiment.certify import plan_table
 
-    print_plan(plan_table(configuration(config, preset, overrides, trust_plugins)))
+    print_plan(plan_table(configuration(config, preset, with_shorthands(overrides, epsilon=epsilon), trust_plugins)))
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil certify my.toml --epsilon 4")
 def certify(
-    config: OptionalConfig = None,
+    config: OptionalConfigOrRun = None,
     preset: Preset = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    epsilon: Epsilon = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
     markdown: Annotated[bool, flag("--markdown", "Print Markdown.")] = False,
@@ -57,7 +67,7 @@ def certify(
 
     check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
-        statement = certify_config(configuration(config, preset, with_seed(overrides, seed), trust_plugins))
+        statement = certify_config(configuration(config, preset, with_shorthands(overrides, seed, epsilon), trust_plugins))
         if institution is not None:
             print_for_institution(statement, institution)
             return
@@ -95,9 +105,9 @@ def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more
         render(statement, Console())
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil audit runs/first")
 def audit(
-    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
+    target: ConfigOrRun,
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("--n", help="Number of releases or runs tested in each of the two worlds.")] = 1000,
     confidence: Annotated[float, typer.Option(help="Confidence level of each bound.")] = 0.95,
@@ -117,7 +127,7 @@ def audit(
         _stale_report(target)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil replay my.toml --rounds 3")
 def replay(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -144,9 +154,9 @@ def replay(
         raise typer.Exit(1)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil attack runs/first --kind dlg")
 def attack(
-    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
+    target: ConfigOrRun,
     kind: Annotated[str, typer.Option(help="Kind of attack; an unknown name prints the list.")],
     images: Annotated[int | None, typer.Option(help="Number of examples to attack.")] = None,
     batch: Annotated[int | None, typer.Option(help="Number of examples in each attacked upload.")] = None,
@@ -191,8 +201,13 @@ def attack(
         _stale_report(target)
 
 
-@commands.command()
-def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
+@commands.command(epilog="Example: fedveil ledger runs/first")
+def ledger(
+    run: Annotated[
+        Path, typer.Argument(help="Run directory or ledger file.", callback=checked(require_there("a run directory or a ledger")))
+    ],
+    as_json: AsJson = False,
+) -> None:
     """Show what a run released and what it cost, client by client."""
     from fedveil.cli.privacy_terminal import render_ledger, totals
 
@@ -205,7 +220,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger fil
         render_ledger(path, Console())
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil explore --out privacy.html")
 def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
     """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
     from fedveil.report.explorer import write_explorer

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedveil.cli.command_options import (
+    Epsilon,
     NewDirectory,
     OptionalConfig,
     Overrides,
@@ -16,7 +17,7 @@ from fedveil.cli.command_options import (
     Seed,
     TrustPlugins,
     configuration,
-    with_seed,
+    with_shorthands,
 )
 
 if TYPE_CHECKING:
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil run my.toml --epsilon 4 --out runs/first")
 def run(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
     out: NewDirectory = None,
     seed: Seed = None,
+    epsilon: Epsilon = None,
     quiet: Quiet = False,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
     track: Annotated[list[str] | None, typer.Option(help="Tracker to use: tensorboard or mlflow; may be repeated.")] = None,
@@ -46,10 +48,15 @@ def run(
         resumable(resume)
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
-    _train(configuration(config, preset, with_seed(added, seed), trust_plugins), resume or out, quiet, resume is not None)
+    _train(
+        configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins),
+        resume or out,
+        quiet,
+        resume is not None,
+    )
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil new ward --task binary")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the project; also used in the names of its Python modules.")],
     folder: Annotated[Path, typer.Option("--dir", help="Directory in which to create it.")] = Path("."),
@@ -64,7 +71,7 @@ def new(
     typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil demo --out runs/demo")
 def demo(out: NewDirectory = None) -> None:
     """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
     from fedveil.experiment.new_project import demo_config
@@ -72,7 +79,7 @@ def demo(out: NewDirectory = None) -> None:
     _train(demo_config(), out, quiet=False)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil twin my.toml --client 3 --change record")
 def twin(
     config: OptionalConfig = None,
     preset: Preset = None,

@@ -23,7 +23,7 @@ from fedveil.errors import ConfigError
 commands = typer.Typer()
 
 
-@commands.command("compare")
+@commands.command("compare", epilog="Example: fedveil compare my.toml --methods dp-fedavg,dp-scaffold --epsilon 2,8")
 def compare_methods(
     methods: Annotated[
         str,
@@ -67,7 +67,7 @@ def compare_methods(
     raise typer.Exit(compare_with_table(spec, out, jobs))
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil reproduce ladp-fl/table-2")
 def reproduce(
     recipe: Annotated[str | None, typer.Argument(help="Recipe to run; leave out to list all.")] = None,
     scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
@@ -101,7 +101,7 @@ def reproduce(
         print_json(rows)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil tune my.toml --on digits --try method.clip=[0.5,1,2]")
 def tune(
     values: Annotated[list[str], typer.Option("--try", help="Values of a key, section.key=[value, value]; may be repeated.")],
     config: OptionalConfig = None,

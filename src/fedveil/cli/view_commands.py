@@ -7,12 +7,21 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.command_options import AsJson, TrustPlugins, method_names, print_json, print_table
+from fedveil.cli.command_options import (
+    AsJson,
+    RunPath,
+    TrustPlugins,
+    checked,
+    method_names,
+    print_json,
+    print_table,
+    require_there,
+)
 
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil methods dp-fedavg")
 def methods(
     name: Annotated[
         str | None,
@@ -20,7 +29,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
-    from fedveil.experiment.config_files import names, title
+    from fedveil.experiment.presets import names, title
     from fedveil.methods.method_registry import METHODS, described
 
     if name is None:
@@ -32,7 +41,7 @@ def methods(
         print_table([(preset, title(preset)) for preset in names(name)])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil models")
 def models() -> None:
     """List the available networks."""
     from fedveil.models.model_registry import MODELS
@@ -40,7 +49,7 @@ def models() -> None:
     print_table([(name, entry.summary) for name, entry in MODELS.items()])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil tasks")
 def tasks() -> None:
     """List what can be learned."""
     from fedveil.tasks.task_registry import TASKS
@@ -48,7 +57,7 @@ def tasks() -> None:
     print_table([(name, (kind.__doc__ or "").split("\n")[0].rstrip(":")) for name, kind in TASKS.items()])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil report runs/first")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
@@ -72,9 +81,9 @@ def report(
     typer.echo(f"report: {page} (open it in a browser; it needs no network)")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil plot runs/first --what accuracy,noise")
 def plot(
-    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    run: RunPath,
     what: Annotated[
         str | None,
         typer.Option(
@@ -91,9 +100,9 @@ def plot(
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil publish runs/first shown")
 def publish(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    run: RunPath,
     out: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
 ) -> None:
     """Copy what may be shown of a finished run: no private figures, and the ledger without times and numbers of participants."""
@@ -102,9 +111,14 @@ def publish(
     typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil verify runs/first --pin 1223...4223")
 def verify(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a zip of one.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run directory, or a zip of one.", callback=checked(require_there("a run directory, or a zip of one"))
+        ),
+    ],
     pin: Annotated[str | None, typer.Option(help="Closing digest that is known from elsewhere: 64 hex digits.")] = None,
     signers: Annotated[
         Path | None, typer.Option(help="allowed_signers file of ssh-keygen: whose keys may have signed; needs --identity.")
@@ -139,9 +153,9 @@ def verify(
     raise typer.Exit(verified.exit_status)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil sign runs/first --key ~/.ssh/id_ed25519")
 def sign(
-    run: Annotated[Path, typer.Argument(help="Run directory whose ledger is closed.")],
+    run: RunPath,
     key: Annotated[Path, typer.Option(help="SSH key to sign with: the private key, or the .pub of a key in ssh-agent.")],
 ) -> None:
     """Sign the closing digest of a run with an SSH key (ssh-keygen -Y sign, namespace fedveil-run): writes closing.sig."""

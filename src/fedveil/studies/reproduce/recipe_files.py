@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, nearest, refusal
 from fedveil.experiment.config import Config, parse
-from fedveil.experiment.config_files import names as preset_names
-from fedveil.experiment.config_files import path_of
+from fedveil.experiment.presets import names as preset_names
+from fedveil.experiment.presets import path_of
 from fedveil.registry import registered_files
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-import torch
-
 from fedveil.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedveil.attacks.snapshot import Snapshot
@@ -103,6 +102,8 @@ class AttackOptions:
 
     def generator(self, more: int = 0) -> torch.Generator:
         """Random numbers of the attack's own; `more` tells streams apart."""
+        import torch
+
         return torch.Generator().manual_seed(self.seed + more)
 
 

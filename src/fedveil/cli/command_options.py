@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -176,6 +176,10 @@ ForInstitution = Annotated[
         "facts for a data protection impact assessment, or a model card.",
     ),
 ]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option("--data-dir", "--dir", help="Directory of data sets to look in first, as data.data_dir names it."),
+]
 NewDirectory = Annotated[
     Path | None, typer.Option(help="Directory to write to; must be new or empty.", callback=checked(require_new))
 ]
@@ -208,6 +212,14 @@ def import_trusted(target: Path, trust_plugins: bool) -> None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_next(commands: Mapping[str, str]) -> None:
+    """Print the commands that a user may want next, each with what it does."""
+    width = max(map(len, commands))
+    typer.echo("\nNext:")
+    for command, purpose in commands.items():
+        typer.echo(f"  {command:<{width}}  {purpose}")
 
 
 def print_table(rows: list[tuple[str, str]]) -> None:

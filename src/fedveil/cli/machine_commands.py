@@ -14,7 +14,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, data_set_names, print_table
+from fedveil.cli.command_options import (
+    ConfigPath,
+    DataDirectory,
+    Overrides,
+    TrustPlugins,
+    configuration,
+    data_set_names,
+    print_table,
+)
 from fedveil.errors import nearest
 
 
@@ -37,7 +45,6 @@ data_app = typer.Typer(
     help="List the data sets and where they lie, get one, or plot how a configuration partitions one.",
     invoke_without_command=True,
 )
-DataDirectory = Annotated[Path | None, typer.Option("--dir", help="Directory to look in first, as data.data_dir names it.")]
 
 
 @data_app.callback()

@@ -23,6 +23,7 @@ from fedveil.cli.command_options import (
     flag,
     import_trusted,
     print_json,
+    print_next,
     require_there,
     with_shorthands,
 )
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from fedveil.statement.statement import Statement
 
 commands = typer.Typer()
+
+
+def _require_kind(kind: str) -> None:
+    from fedveil.attacks.attack_table import ATTACKS
+
+    ATTACKS.require(kind, "--kind")
 
 
 @commands.command(epilog="Example: fedveil plan my.toml --epsilon 4")
@@ -72,6 +79,14 @@ def certify(
             print_for_institution(statement, institution)
             return
         _print_statement(statement, as_json, markdown)
+        if not as_json and not markdown:
+            given = f"--preset {preset}" if config is None else f"{config}"
+            print_next(
+                {
+                    f"fedveil plan {given}": "shows which rounds, clients and unit fit this epsilon",
+                    f"fedveil run {given}": "trains, with the --set that you gave here",
+                }
+            )
         return
     from fedveil.cli.privacy_terminal import reading_progress, verification_values
     from fedveil.experiment.verification import headline, problems, verification
@@ -88,6 +103,13 @@ def certify(
     _print_statement(statement, as_json, markdown, verification=verification_values(verified))
     if verified.exit_status == 1:
         raise typer.Exit(1)
+    if not as_json and not markdown:
+        print_next(
+            {
+                f"fedveil certify {config} --as dpia": "writes the facts for a data protection impact assessment",
+                f"fedveil publish {config} FOLDER": "copies what may be shown of it",
+            }
+        )
 
 
 def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more: Any) -> None:
@@ -157,7 +179,9 @@ def replay(
 @commands.command(epilog="Example: fedveil attack runs/first --kind dlg")
 def attack(
     target: ConfigOrRun,
-    kind: Annotated[str, typer.Option(help="Kind of attack; an unknown name prints the list.")],
+    kind: Annotated[
+        str | None, typer.Option(help="Kind of attack; without it, the kinds are listed.", callback=checked(_require_kind))
+    ] = None,
     images: Annotated[int | None, typer.Option(help="Number of examples to attack.")] = None,
     batch: Annotated[int | None, typer.Option(help="Number of examples in each attacked upload.")] = None,
     restarts: Annotated[
@@ -183,6 +207,11 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
+    if kind is None:
+        from fedveil.cli.attack_terminal import print_kinds
+
+        print_kinds(target)
+        return
     from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render

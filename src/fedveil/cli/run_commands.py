@@ -17,6 +17,7 @@ from fedveil.cli.command_options import (
     Seed,
     TrustPlugins,
     configuration,
+    print_next,
     with_shorthands,
 )
 
@@ -48,12 +49,10 @@ def run(
         resumable(resume)
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
-    _train(
-        configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins),
-        resume or out,
-        quiet,
-        resume is not None,
-    )
+    wanted = configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins)
+    path = _train(wanted, resume or out, quiet, resume is not None)
+    if not quiet:
+        print_next({**_after(path), f"fedveil publish {path} FOLDER": "copies what may be shown of it"})
 
 
 @commands.command(epilog="Example: fedveil new ward --task binary")
@@ -76,7 +75,8 @@ def demo(out: NewDirectory = None) -> None:
     """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
     from fedveil.experiment.new_project import demo_config
 
-    _train(demo_config(), out, quiet=False)
+    path = _train(demo_config(), out, quiet=False)
+    print_next({**_after(path), "fedveil new NAME": "starts a project with a configuration and data of your own"})
 
 
 @commands.command(epilog="Example: fedveil twin my.toml --client 3 --change record")
@@ -104,9 +104,18 @@ def twin(
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 
 
-def _train(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> None:
+def _after(run: Path) -> dict[str, str]:
+    """Return the commands that follow a run, each with what it does."""
+    return {
+        f"fedveil verify {run}": "checks every number of it again",
+        f"fedveil attack {run} --kind dlg": "tries to reconstruct what it was trained on",
+    }
+
+
+def _train(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Path:
     from fedveil.cli.run_terminal import run_with_progress
 
     result = run_with_progress(config, out, quiet, resume)
     if result.ended:
         raise typer.Exit(3)
+    return result.path

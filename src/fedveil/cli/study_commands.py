@@ -9,6 +9,7 @@ import typer
 
 from fedveil.cli.command_options import (
     AsJson,
+    DataDirectory,
     OptionalConfig,
     Overrides,
     Preset,
@@ -73,7 +74,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
     seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory where the data sets are.")] = None,
+    data_dir: DataDirectory = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
     only: Annotated[
         list[str] | None,

@@ -14,14 +14,37 @@ from fedveil.cli.command_options import (
     Overrides,
     Preset,
     TrustPlugins,
+    checked,
     configuration,
     flag,
     method_lists,
     print_json,
 )
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, nearest
 
 commands = typer.Typer()
+
+
+def _require_recipe(name: str) -> None:
+    from fedveil.studies.reproduce.recipe_list import recipes_of
+
+    recipes_of(name)
+
+
+def _require_methods(text: str) -> None:
+    """Refuse an unknown method of a comparison."""
+    from fedveil.methods.method_registry import METHODS
+
+    for part in text.split(","):
+        if part.strip().replace("-", "").isalpha():
+            METHODS.require(part.strip(), "--methods")
+
+
+def _require_data_set(name: str) -> None:
+    from fedveil.data.catalogue import CATALOGUE
+
+    if name not in CATALOGUE:
+        raise ConfigError(f"--on {name}: unknown data set{nearest(name, CATALOGUE)}; see `fedveil data`")
 
 
 @commands.command("compare", epilog="Example: fedveil compare my.toml --methods dp-fedavg,dp-scaffold --epsilon 2,8")
@@ -70,7 +93,12 @@ def compare_methods(
 
 @commands.command(epilog="Example: fedveil reproduce ladp-fl/table-2")
 def reproduce(
-    recipe: Annotated[str | None, typer.Argument(help="Recipe to run; leave out to list all.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            help="Recipe or paper to run, as the list names it; omit it to list all.", callback=checked(_require_recipe)
+        ),
+    ] = None,
     scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
     seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
@@ -87,19 +115,26 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes for the papers' tables and figures, or run one and compare our numbers with theirs."""
-    from fedveil.cli.study_terminal import print_recipes, reproduce_with_progress
+    if recipe is None and not as_json:
+        from fedveil.cli.recipe_terminal import print_recipes
+
+        print_recipes(data_dir)
+        return
+    labels = _labels_by_axis(only or [])
+    from fedveil.cli.study_terminal import listed, reproduce_with_progress
     from fedveil.studies.reproduce.recipe_files import Scale
+    from fedveil.studies.reproduce.recipe_list import recipes_of
     from fedveil.studies.reproduce.reproduction import ReproductionSpec
 
     if recipe is None:
-        rows: Any = print_recipes(data_dir, as_json)
-    else:
-        spec = ReproductionSpec(
-            recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []), against
-        )
-        rows = reproduce_with_progress(spec, out, jobs, as_json)
+        print_json(listed(data_dir))
+        return
+    done: list[Any] = []
+    for name in recipes_of(recipe):
+        spec = ReproductionSpec(name, cast(Scale, scale), seeds, data_dir, overrides or [], labels, against)
+        done.append(reproduce_with_progress(spec, out, jobs, as_json))
     if as_json:
-        print_json(rows)
+        print_json(done[0] if len(done) == 1 else done)
 
 
 @commands.command(epilog="Example: fedveil tune my.toml --on digits --try method.clip=[0.5,1,2]")

@@ -12,6 +12,7 @@ from fedveil.cli.command_options import (
     RunPath,
     TrustPlugins,
     checked,
+    flag,
     method_names,
     print_json,
     print_table,
@@ -55,6 +56,22 @@ def tasks() -> None:
     from fedveil.tasks.task_registry import TASKS
 
     print_table([(name, (kind.__doc__ or "").split("\n")[0].rstrip(":")) for name, kind in TASKS.items()])
+
+
+@commands.command(epilog="Example: fedveil explain zero-out")
+def explain(
+    term: Annotated[str | None, typer.Argument(help="Word of a statement, report or command; omit it to list all.")] = None,
+    markdown: Annotated[bool, flag("--markdown", "Print the whole glossary as a page in Markdown.")] = False,
+) -> None:
+    """Explain a word of the statement, such as zero-out, delta or aggregate."""
+    from fedveil.statement.glossary import TERMS, glossary_page, meaning
+
+    if markdown:
+        typer.echo(glossary_page(), nl=False)
+    elif term is None:
+        print_table(list(TERMS.items()))
+    else:
+        typer.echo(": ".join(meaning(term)))
 
 
 @commands.command(epilog="Example: fedveil report runs/first")

@@ -51,7 +51,11 @@ def _require_data_set(name: str) -> None:
 def compare_methods(
     methods: Annotated[
         str,
-        typer.Option(help="Methods, separated by commas, with options as name:key=value:key=value.", autocompletion=method_lists),
+        typer.Option(
+            help="Methods, separated by commas, with options as name:key=value:key=value.",
+            autocompletion=method_lists,
+            callback=checked(_require_methods),
+        ),
     ],
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -95,9 +99,7 @@ def compare_methods(
 def reproduce(
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            help="Recipe or paper to run, as the list names it; omit it to list all.", callback=checked(_require_recipe)
-        ),
+        typer.Argument(help="Recipe or paper to run; omit it to list all.", callback=checked(_require_recipe)),
     ] = None,
     scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
@@ -142,7 +144,12 @@ def tune(
     values: Annotated[list[str], typer.Option("--try", help="Values of a key, section.key=[value, value]; may be repeated.")],
     config: OptionalConfig = None,
     on: Annotated[
-        str | None, typer.Option("--on", help="Public data set that stands in for the data: partitioned alike, at no cost.")
+        str | None,
+        typer.Option(
+            "--on",
+            help="Public data set that stands in for the data: partitioned alike, at no cost.",
+            callback=checked(_require_data_set),
+        ),
     ] = None,
     private: Annotated[
         bool, flag("--private", "On the data themselves: the best of a secret number of runs is released, and all are charged.")

@@ -12,7 +12,8 @@ TERMS = {
     "aggregate view": "The promise holds against anyone who sees the sum of each round, and so every global model, but no "
     "single upload. Secure aggregation or a trusted server has to hide the uploads.",
     "attack": "An attempt to learn something about single people from what a run released. A failed attack proves nothing.",
-    "AUC": "Area under the ROC curve, from 0.5 (guessing) to 1: how often the model ranks a positive example above a negative one.",
+    "AUC": "From 0.5 (guessing) to 1: how often the model ranks a positive example above a negative one."
+    " It is the area under the ROC curve.",
     "audited": "An epsilon that an attack reached, with its confidence. It is a lower bound: the true epsilon is at least as "
     "large. If it exceeds the claimed or proven epsilon, that number is wrong.",
     "budget": "The largest epsilon that may be spent. The ledger refuses a release that would exceed it.",
@@ -26,7 +27,8 @@ TERMS = {
     "coordinates": "The numbers that are trained and released. More of them need more noise in total.",
     "delta": "The chance that the promise of epsilon does not hold. It should be well below 1 divided by the number of people.",
     "door": "The one place in fedveil through which data leave a client. It clips, adds noise, charges the ledger and releases.",
-    "DP-SGD": "Training in which every single example's gradient is clipped and noise is added at each step. It protects records.",
+    "DP-SGD": "Training in which every single example's gradient is clipped and noise is added at each step. It protects "
+    "records.",
     "epsilon": "How much a run can reveal about one client or record. 0 reveals nothing. At 1 no attack finds that client more "
     "than about 14 % of the time (e times 5 %) at 5 % false alarms; the statement gives the exact figure.",
     "false alarm": "An attacker says that someone took part who did not.",

@@ -18,6 +18,23 @@ PANELS = {
 }
 """The commands of each group, in the order in which `--help` lists them; all others are listed last."""
 OTHERS = "Others"
+KEYS = {
+    "data": "name source data_dir download client_test_fraction public_fraction user_test_fraction features handed_over",
+    "data.partition": "kind clients",
+    "public": "data components",
+    "model": "name",
+    "task": "name",
+    "method": "name weighting proximal clip",
+    "training": "rounds clients_per_round sampling local_epochs local_steps batch_size batch_clip schedule local "
+    "example_clip per_example evaluate_every max_update_norm client_timeout measure_trained "
+    "personal_on_test_set",
+    "training.optimizer": "name lr momentum weight_decay",
+    "training.server_optimizer": "name lr momentum weight_decay betas eps relative_to_clip",
+    "privacy": "epsilon noise_multiplier delta unit adjacency view allow_vacuous_delta min_survivors colluders "
+    "max_participations budget selection grid_bits evaluation noise_cohort",
+    "run": "seed seeded_noise engine clients_at_once precision final_model deterministic isolation name plugins track",
+}
+"""The keys of a configuration by section, written down so that an unknown option is answered at once (a test compares)."""
 _ORDER = [name for group in PANELS.values() for name in group]
 
 
@@ -50,9 +67,6 @@ class Command(TyperCommand):
 
 def _keys_named(option: str) -> list[str]:
     """Return the keys of a configuration whose last part, or whole name, is that of an option."""
-    from fedveil.experiment.config import Config, flat
-    from fedveil.methods.method_registry import METHODS
-
     name = option.lstrip("-").replace("-", "_")
-    keys = [*flat(Config().resolved()), *(f"method.{field}" for field in METHODS["dp-fedavg"].model_fields)]
-    return [key for key in dict.fromkeys(keys) if name in (key, key.rpartition(".")[2])]
+    keys = [f"{section}.{key}" for section, listed in KEYS.items() for key in listed.split()]
+    return [key for key in keys if name in (key, key.rpartition(".")[2])]

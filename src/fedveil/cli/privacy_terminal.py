@@ -166,7 +166,7 @@ def render_verification(path: Path, verified: Verification, console: Console) ->
 def check_alone(institution: Institution | None, as_json: bool, markdown: bool) -> None:
     """Refuse two output formats at once."""
     if institution is not None and (as_json or markdown):
-        raise ConfigError(f"--as {institution} has a format of its own: leave out --json and --markdown")
+        raise ConfigError(f"--as {institution} has a format of its own: omit --json and --markdown")
 
 
 def print_for_institution(

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Train as configured and write a run directory."""
     if resume is not None and out is not None:
-        raise typer.BadParameter("--resume names the run directory itself; leave out --out")
+        raise typer.BadParameter("--resume names the run directory itself; omit --out")
     if resume is not None and config is None and preset is None:
         from fedveil.experiment.resume import resumable
 

@@ -26,7 +26,7 @@ commands = typer.Typer()
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Method whose parameters and presets to show; leave out to list all.", autocompletion=method_names),
+        typer.Argument(help="Method whose parameters and presets to show; omit it to list all.", autocompletion=method_names),
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""

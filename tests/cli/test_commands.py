@@ -153,9 +153,7 @@ def test_attack_without_a_kind_lists_the_kinds(
         ("run my.toml --rounds 3", "--set training.rounds=VALUE"),
     ],
 )
-def test_errors_about_paths_and_options_come_before_anything_large_is_imported(
-    config: Path, words: str, message: str
-) -> None:
+def test_errors_about_paths_and_options_come_before_anything_large_is_imported(config: Path, words: str, message: str) -> None:
     (config.parent / "full").mkdir()
     (config.parent / "full" / "file").write_text("mine")
     program = (

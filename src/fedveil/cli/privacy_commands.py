@@ -179,9 +179,7 @@ def replay(
 @commands.command(epilog="Example: fedveil attack runs/first --kind dlg")
 def attack(
     target: ConfigOrRun,
-    kind: Annotated[
-        str | None, typer.Option(help="Kind of attack; without it, the kinds are listed.", callback=checked(_require_kind))
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of attack; without it, the kinds are listed.")] = None,
     images: Annotated[int | None, typer.Option(help="Number of examples to attack.")] = None,
     batch: Annotated[int | None, typer.Option(help="Number of examples in each attacked upload.")] = None,
     restarts: Annotated[
@@ -212,6 +210,7 @@ def attack(
 
         print_kinds(target)
         return
+    _require_kind(kind)
     from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render

@@ -54,7 +54,6 @@ def compare_methods(
         typer.Option(
             help="Methods, separated by commas, with options as name:key=value:key=value.",
             autocompletion=method_lists,
-            callback=checked(_require_methods),
         ),
     ],
     config: OptionalConfig = None,
@@ -79,6 +78,7 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
+    _require_methods(methods)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
 
@@ -148,7 +148,6 @@ def tune(
         typer.Option(
             "--on",
             help="Public data set that stands in for the data: partitioned alike, at no cost.",
-            callback=checked(_require_data_set),
         ),
     ] = None,
     private: Annotated[
@@ -175,6 +174,8 @@ def tune(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Choose settings: on public data at no cost, by private selection, or by looking at runs on the data themselves."""
+    if on is not None:
+        _require_data_set(on)
     from fedveil.accounting.selection import Selection
     from fedveil.cli.study_terminal import look_with_table, search_privately, tune_with_table
     from fedveil.errors import ConfigError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 
 from fedveil.errors import ConfigError
 
@@ -35,10 +36,10 @@ TERMS = {
     "final view": "The promise holds against those who see the last model only, and nothing of the training.",
     "fingerprint": "A digest of the whole run (64 hex digits). Write it down: fedveil verify RUN --pin FINGERPRINT later proves "
     "that nothing was changed.",
-    "ledger": "The record of every release of a run and its cost. Rows are chained, so that none can be changed or removed "
-    "without notice.",
     "leak test": "fedveil replay: it changes one client's data and keeps the released values. If anything else that is public "
     "changes, data leave by another way.",
+    "ledger": "The record of every release of a run and its cost. Rows are chained, so that none can be changed or removed "
+    "without notice.",
     "neighbours": "Two data sets that differ in one client or record. See adjacency.",
     "noise multiplier": "The standard deviation of the noise, divided by the clip. A larger one means a smaller epsilon.",
     "Poisson sampling": "Each client joins each round by chance, independently of the others. It lowers epsilon if nobody learns "
@@ -84,5 +85,5 @@ def _plain(term: str) -> str:
 
 def glossary_page() -> str:
     """Return the glossary as a page in Markdown."""
-    terms = "\n".join(f"- **{name}**: {text}" for name, text in TERMS.items())
+    terms = "\n".join(textwrap.fill(f"- **{name}**: {text}", 120, subsequent_indent="  ") for name, text in TERMS.items())
     return f"# Glossary\n\nThe words of statements, reports and commands. `fedveil explain TERM` prints one of them.\n\n{terms}\n"

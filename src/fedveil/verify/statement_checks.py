@@ -94,7 +94,7 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
         credited, dearer = (mus[0] / mus[1]) ** 2 * (1 - 1e-9), gaussian_epsilon(mus[0] / math.sqrt(least), statement["delta"])
         findings.check(credited <= most, "noises of a sum", f"at most {most}", f"{credited:.9g}")
         _beside_fellows(findings, "aggregate", credited > least, dearer)
-    on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", _ungrouped(page))}
+    on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", page))}
     halves = {n: 10.0 ** (math.log10(abs(n)) // 1 - 3) / 2.000002 if 0 < abs(n) < math.inf else 0.0 for n in _numbers(statement)}
     lacking = [n for n, up in halves.items() if on_page.isdisjoint({n, *map(float, (f"{n:g}", f"{n:.4g}", f"{n + up:.4g}"))})]
     right = not lacking and page.startswith(f"# Privacy statement: {statement['method']} (")
@@ -131,11 +131,6 @@ def _beside_fellows(findings: Findings, view: str, wrong: bool, epsilon: float) 
     """What runs of version 0.2 and before leave out of a sum of noisy uploads: a client knows the noise that it drew itself."""
     text = f"counted as if no client knew its own noise: against a fellow client it is {epsilon:.9g} (advisory A-2026-03)"
     findings.extend([Finding("unknown", f"epsilon of sums ({view} view)", text)] * wrong)
-
-
-def _ungrouped(page: str) -> str:
-    """Return a page whose numbers have no commas between groups of three digits."""
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", page)
 
 
 def _numbers(value: Any) -> Iterator[float]:

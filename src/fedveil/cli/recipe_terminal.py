@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.data.catalogue import downloadable
-from fedveil.data.load import located
+from fedveil.data.load import has_folder
 from fedveil.studies.reproduce.recipe import PAPERS, rows
 from fedveil.studies.reproduce.recipe_list import data_of, listed_recipe, recipe_names
 
@@ -41,4 +41,4 @@ def print_recipes(data_dir: Path | None) -> None:
 
 
 def _where(name: str, data_dir: Path | None) -> str:
-    return "here" if located(name, data_dir) else "to download" if downloadable(name) else "absent"
+    return "here" if has_folder(name, data_dir) else "to download" if downloadable(name) else "absent"

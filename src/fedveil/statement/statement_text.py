@@ -42,7 +42,7 @@ def unit_in_words(statement: Statement) -> str:
     """What is protected, and what the neighbouring data differ in."""
     zero = statement.scope.adjacency is Adjacency.ZERO_OUT
     if statement.scope.unit is Unit.CLIENT:
-        return "one client took part" if zero else "one client held these data or any others"
+        return "one client contributed" if zero else "one client held these data or any others"
     return "one record was used" if zero else "one record was used or another in its place"
 
 

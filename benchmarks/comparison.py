@@ -39,8 +39,9 @@ from comparison_space import (
 from fedveil.data.load import load
 from fedveil.experiment.assembly import Prepared, prepare
 from fedveil.experiment.config import Config, parse
-from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.config_files import load_config
 from fedveil.experiment.plugins import feature_map
+from fedveil.experiment.presets import path_of
 from fedveil.experiment.resolve import data_spec
 from fedveil.federation.evaluation import final_model
 from fedveil.federation.progress import Federation, Progress

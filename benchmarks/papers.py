@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedveil.experiment.config import Config
-from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.presets import path_of
 from fedveil.experiment.recorded_run import read_run
 from fedveil.papers.fedglp_adp.claim import accountant_noise_multiplier
 from fedveil.studies.cell import Cell, CellState, Listener

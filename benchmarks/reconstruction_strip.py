@@ -33,7 +33,7 @@ from fedveil.attacks.snapshot import snapshot_of
 from fedveil.errors import ConfigError
 from fedveil.experiment.assembly import Prepared, prepare
 from fedveil.experiment.config import Config, parse
-from fedveil.experiment.config_files import names, path_of
+from fedveil.experiment.presets import names, path_of
 from fedveil.experiment.resolve import data_spec, opened
 from fedveil.experiment.run_directory import plain
 from fedveil.methods.method_registry import METHODS

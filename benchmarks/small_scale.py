@@ -21,7 +21,8 @@ from fedveil.experiment.config import Config
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import kept as kept_in
 from fedveil.studies.reproduce.recipe import rows
-from fedveil.studies.reproduce.recipe_files import job_of, load_recipe, recipe_names
+from fedveil.studies.reproduce.recipe_files import job_of, load_recipe
+from fedveil.studies.reproduce.recipe_list import recipe_names
 from fedveil.studies.reproduce.reproduction import chance_of, presence
 from harness import accuracy, arguments, keep, kept
 

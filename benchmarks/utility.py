@@ -17,7 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.presets import path_of
 from harness import HERE, ROOT, Case, accuracy, arguments, fill, kept, markdown, mean_and_spread, put
 
 PRESETS = {

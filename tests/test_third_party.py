@@ -214,7 +214,7 @@ def test_fedveil_works_without_the_papers_and_the_deployment(tmp_path: Path) -> 
 sys.modules["fedveil.papers"] = sys.modules["fedveil.deploy"] = None
 import fedveil as fv
 from fedveil.experiment.config import parse
-from fedveil.experiment.config_files import names
+from fedveil.experiment.presets import names
 from fedveil.methods.method_registry import METHODS
 statement = fv.certify(parse({"method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 8.0}}))
 print(json.dumps([len(METHODS), names(), statement.proven.epsilon <= 8]))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
-from fedveil.experiment.config_files import chosen, names, path_of, title
+from fedveil.experiment.presets import chosen, names, path_of, title
 from fedveil.methods.method_registry import METHODS
 
 

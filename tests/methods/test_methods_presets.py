@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config_files import load_config, presets
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.presets import presets
 
 METHODS = (
     "ladp-fl",

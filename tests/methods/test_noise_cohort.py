@@ -16,7 +16,8 @@ from fedveil.accounting.types import at_most
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import Config, configure
-from fedveil.experiment.config_files import load_config, path_of
+from fedveil.experiment.config_files import load_config
+from fedveil.experiment.presets import path_of
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.experiment.run import run
 from fedveil.experiment.verification import verification

@@ -50,7 +50,7 @@ def test_what_only_all_data_together_could_give_is_refused(tmp_path: Path) -> No
 
 def test_weights_that_the_server_cannot_know_are_refused() -> None:
     """The server counts no examples, so that all clients would weigh the same without a word of it."""
-    with pytest.raises(ConfigError, match="fedavg weighs clients by their examples"):
+    with pytest.raises(ConfigError, match="fedavg: over several machines sites do not reveal their sizes"):
         public_part(resolve(configure(method={"name": "fedavg", "weighting": "examples"})))
 
 

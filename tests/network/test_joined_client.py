@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]]
     "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run speaks of"),
     "seeded": (edited(), {"seeded_noise": False}, "the server could compute the noise"),
     "weak noise": (edited(), {"least_noise": 50.0}, "this client asks for 50"),
-    "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "more than is left of this client"),
+    "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "more privacy than this client"),
     "plugins": (edited(run={"plugins": ["os"]}), {}, "runs none that a server names"),
     "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "runs none that a server names"),
     "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "runs none that a server names"),
@@ -302,7 +302,9 @@ def test_one_that_refuses_is_named_and_the_others_go_on(name: str, tmp_path: Pat
     nothing_charged(tmp_path / "clients/1")
 
 
-SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
+SPENT = (
+    "the run costs more privacy than this client's consent still allows ([lifetime] in its consent.toml); its log says how much"
+)
 """What the server learns of a lifetime that is spent: neither what is left, nor by which runs, nor where it is recorded."""
 
 

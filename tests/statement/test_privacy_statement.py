@@ -187,7 +187,7 @@ def test_a_statement_mixes_no_scopes() -> None:
 def test_markdown_says_unit_adjacency_view_and_delta_beside_every_epsilon() -> None:
     text = to_markdown(statement(claim(1.0, scope(View.FINAL, adjacency=Adjacency.REPLACE_ONE)), (SIMULATION_ONLY,)))
     assert "- simulation only: noise is reproducible, no privacy\n" in text
-    assert "delta = 1e-05, client level, zero-out" in text
+    assert "delta = 1e-5, client level, zero-out" in text
     assert "1 at replace-one (a theorem)" in text
     assert "| server | - | inf: uploads carry no noise | -: fedveil audit RUN | 100 % |" in text
     for place in re.finditer(r"epsilon = \S+", text):

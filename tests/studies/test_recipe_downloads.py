@@ -17,7 +17,8 @@ from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.sources import people
 from fedveil.experiment.run import run
 from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, kept, rows
-from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe, recipe_names
+from fedveil.studies.reproduce.recipe_files import RowJob, job_of, load_recipe
+from fedveil.studies.reproduce.recipe_list import recipe_names
 from fedveil.studies.reproduce.reproduction import unavailable
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,8 @@ from fedveil.experiment.public_setting import setting_of
 from fedveil.papers.ladp_fl.noise_schedules import DPALDP, TimeVaryingDP
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
-from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, recipe_names, settings_digest
+from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, settings_digest
+from fedveil.studies.reproduce.recipe_list import recipe_names
 
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],

@@ -18,7 +18,7 @@ from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.executors.inline import Inline
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.config import Config, parse
-from fedveil.experiment.config_files import presets as preset_files
+from fedveil.experiment.presets import presets as preset_files
 from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit

@@ -28,6 +28,19 @@ SLACK = 1e-9
 """Relative floating-point error of a bound that printing ignores, so that a target which is met is printed exactly."""
 
 
+def count(value: int) -> str:
+    """Format a whole number with commas: 3,175."""
+    return f"{value:,}"
+
+
+def small(value: float) -> str:
+    """Format a probability such as delta: 1e-4, 0.01, 2.5e-6."""
+    if not 0 < value < 0.01:
+        return f"{value:g}"
+    mantissa, _, exponent = f"{value:.5e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
 def at_most(value: float, digits: int = 4) -> str:
     """Format an upper bound, rounded up in its last digit."""
     return _rounded(value * (1 - SLACK), digits, ROUND_CEILING)
@@ -308,7 +321,7 @@ class Guarantee:
             raise ConfigError("a guarantee of epsilon = inf must say why (reason)")
 
     def __str__(self) -> str:
-        return f"epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} ({self.scope})"
+        return f"epsilon = {at_most(self.epsilon)} at delta = {small(self.delta)} ({self.scope})"
 
 
 @dataclass(frozen=True)
@@ -325,7 +338,7 @@ class Claim:
         _check(self.epsilon, self.delta)
 
     def __str__(self) -> str:
-        return f"epsilon = {number(self.epsilon)} at delta = {self.delta:g} ({self.scope}; {self.source})"
+        return f"epsilon = {number(self.epsilon)} at delta = {small(self.delta)} ({self.scope}; {self.source})"
 
 
 @dataclass(frozen=True)
@@ -355,4 +368,4 @@ class Audit:
 
     def __str__(self) -> str:
         kind = "at least" if self.rigorous else "estimated"
-        return f"{kind} epsilon = {at_least(self.epsilon)} at delta = {self.delta:g} ({self.scope}; {self.how})"
+        return f"{kind} epsilon = {at_least(self.epsilon)} at delta = {small(self.delta)} ({self.scope}; {self.how})"

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-import torch
-
 from fedveil.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from fedveil.attacks.snapshot import Snapshot
@@ -105,6 +104,8 @@ class AttackOptions:
 
     def generator(self, more: int = 0) -> torch.Generator:
         """Return a random generator of the attack; each value of `more` gives a separate stream."""
+        import torch
+
         return torch.Generator().manual_seed(self.seed + more)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,14 @@ def audit_setting(
         small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     cases = [case, *_claimed_sum(case)]
-    return [bound for case in cases for bound in _at_the_door(case, rng, n, alpha / len(cases), on_step)]
+    numbered = _numbered(on_step, 3 * len(cases))
+    return [bound for case in cases for bound in _at_the_door(case, rng, n, alpha / len(cases), numbered)]
+
+
+def _numbered(on_step: Step, steps: int) -> Step:
+    """Return a function that says before each step which one of all it is."""
+    numbers = count(1)
+    return lambda what: on_step(f"step {next(numbers)} of {steps}, {what}")
 
 
 def _claimed_sum(case: Case) -> list[Case]:
@@ -177,7 +185,7 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
     """Audit DP-SGD in two worlds and in one run with canaries, each at half of alpha, so that both bounds hold jointly."""
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
-    rounds = min(setting.participations, ROUNDS)
+    rounds, on_step = min(setting.participations, ROUNDS), _numbered(on_step, 2)
     small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
     on_step(f"{rounds} rounds of DP-SGD, one example")
     bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
@@ -193,6 +201,7 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
     bounds, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
+    on_step = _numbered(on_step, len(attacks))
     for neighbours, peers in attacks:
         on_step(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)

@@ -34,7 +34,7 @@ class LabelCounts(Attack):
     takes: ClassVar[tuple[str, ...]] = ("batch", "knows", "defence")
 
     def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
-        batch = options.batch or 32
+        batch = options.batch or min(32, snapshot.federation.setting.records or 32)
         count = -(-(options.images or 10 * batch) // batch)
         exact, hit, guessed, n, ratios = 0, 0, 0, 0, []
         for seen in _captured(snapshot, options, count, batch, on_progress):

@@ -20,6 +20,7 @@ from fedveil.cli import (
     study_commands,
     view_commands,
 )
+from fedveil.cli.command_help import Command, in_order, panel_of
 from fedveil.cli.command_options import flag, whole_words
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
@@ -85,18 +86,20 @@ class _Commands(TyperGroup):
     """Group of all commands; for an unknown one the nearest names are listed once, where typer and click would each list them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *COMMANDS]
+        return in_order([*super().list_commands(ctx), *COMMANDS])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if (own := super().get_command(ctx, cmd_name)) is not None or cmd_name not in COMMANDS:
-            return own
-        found = COMMANDS[cmd_name]
-        if not isinstance(found, typer.Typer):
-            single = typer.Typer(pretty_exceptions_enable=False)
-            single.command(cmd_name)(found)
-            found = single
-        command = typer.main.get_command(found)
-        command.name = cmd_name
+        command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in COMMANDS:
+            found = COMMANDS[cmd_name]
+            if not isinstance(found, typer.Typer):
+                single = typer.Typer(pretty_exceptions_enable=False)
+                single.command(cmd_name, cls=Command)(found)
+                found = single
+            command = typer.main.get_command(found)
+            command.name = cmd_name
+        if command is not None:
+            command.rich_help_panel = panel_of(cmd_name)  # type: ignore[attr-defined]
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -118,6 +121,8 @@ app = typer.Typer(
 )
 GROUPS = (run_commands, model_commands, study_commands, privacy_commands, view_commands, machine_commands)
 for group in GROUPS:
+    for registered in group.commands.registered_commands:
+        registered.cls = Command
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(machine_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")

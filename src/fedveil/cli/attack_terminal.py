@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -24,8 +25,10 @@ from rich.text import Text
 
 from fedveil.attacks.attack_options import AttackOptions
 from fedveil.attacks.attack_run import FinishedAttack, attack
+from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.audit_run import audit_config, audit_run
 from fedveil.attacks.replay import Replayed, replay
+from fedveil.cli.command_options import print_table
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import load_config
@@ -66,6 +69,13 @@ def attack_with_progress(
                 bar.update(task, completed=done, total=total, what=what)
 
         return attack(target, kind, options, overrides=overrides, out=out, on_progress=on_progress)
+
+
+def print_kinds(target: Path) -> None:
+    """Print the kinds of attack, where each begins, and how to start one on the target."""
+    typer.echo(f"Choose a kind with --kind, such as: fedveil attack {target} --kind dlg\n")
+    print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in ATTACKS.items()])
+    typer.echo("\nSingle uploads are visible in the server view only; gan watches the training of a configuration, not a run.")
 
 
 def render_attack(result: FinishedAttack, console: Console) -> None:

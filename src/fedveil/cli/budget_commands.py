@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedveil.accounting import types
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.cli.command_options import AsJson, TrustPlugins, import_trusted, print_json
-from fedveil.experiment.run_directory import plain
-from fedveil.ledger.population_budget import PopulationBudget, Spending, percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedveil.ledger.population_budget import PopulationBudget, Spending
 
 
 def spending_values(budget: PopulationBudget, spent: Spending) -> dict[str, Any]:
     """Return cap, spending and projects as JSON values; an infinite epsilon is the string `inf`."""
+    from fedveil.experiment.run_directory import plain
+
     cap, scope = budget.cap, budget.scope
     promise = {"epsilon": cap.epsilon, "delta": cap.delta, "order": getattr(cap, "order", None)}
     values: dict[str, Any] = plain({"budget": str(budget.path), "cap": {**promise, **asdict(scope)}, **asdict(spent)})
@@ -29,6 +30,12 @@ def spending_values(budget: PopulationBudget, spent: Spending) -> dict[str, Any]
 
 def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -> None:
     """Print the cap, a row for each project, one for all, and what is left."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedveil.ledger.population_budget import percent
+
     delta = f"delta = {budget.cap.delta:g}"
     promise = escape(f"{budget.path}: {budget.cap.quotes}; {budget.scope}")
     console.print(f"[bold]Budget[/] {promise}", highlight=False, soft_wrap=True)
@@ -55,7 +62,7 @@ budget_app = typer.Typer(
 )
 
 
-@budget_app.command()
+@budget_app.command(epilog="Example: fedveil budget create ward.budget --epsilon 10 --delta 1e-5")
 def create(
     path: Annotated[Path, typer.Argument(help="File to create, on a local disk; PATH-head comes beside it.")],
     epsilon: Annotated[float, typer.Option(help="Cap on epsilon of everything that all runs release, for each client.")],
@@ -89,7 +96,7 @@ def create(
     typer.echo(f'next: [privacy] budget = "{made.path}" in each configuration that uses these data')
 
 
-@budget_app.command()
+@budget_app.command(epilog="Example: fedveil budget show ward.budget")
 def show(path: Annotated[Path, typer.Argument(help="The budget.")], as_json: AsJson = False) -> None:
     """Show what each project released and its epsilon, the epsilon of all together, and what is left."""
     from fedveil.ledger.population_budget import open_budget, spending

@@ -6,13 +6,16 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from typer.models import OptionInfo
+
+from fedveil.experiment.given_paths import require_configuration, require_exists, require_new, require_run
+from fedveil.experiment.presets import chosen, names, path_of
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
@@ -27,8 +30,6 @@ def method_names(incomplete: str) -> list[str]:
 
 def preset_names(incomplete: str) -> list[str]:
     """Complete names of presets."""
-    from fedveil.experiment.config_files import names
-
     return _beginning(incomplete, names())
 
 
@@ -111,11 +112,50 @@ def flag(name: str, text: str, *, eager: Callable[[bool], None] | None = None) -
     return option
 
 
-ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
-OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration file (TOML); leave out with --preset.")]
+def checked(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return a callback that checks the value of an argument or option, if there is one, before the command begins."""
+
+    def callback(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return callback
+
+
+def _require_configuration_or_run(path: Path) -> None:
+    require_exists(path, "{} is neither a configuration file nor a run directory")
+    if path.is_dir():
+        require_run(path)
+
+
+def require_there(what: str) -> Callable[[Path], None]:
+    """Return a check that something is at a path; `what` says what should be."""
+    return lambda path: require_exists(path, f"{{}} is not {what}")
+
+
+ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).", callback=checked(require_configuration))]
+OptionalConfig = Annotated[
+    Path | None, typer.Argument(help="Configuration file (TOML); omit it with --preset.", callback=checked(require_configuration))
+]
+ConfigOrRun = Annotated[
+    Path,
+    typer.Argument(help="Configuration file (TOML) or run directory.", callback=checked(_require_configuration_or_run)),
+]
+OptionalConfigOrRun = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Configuration file (TOML) or run directory; omit it with --preset.", callback=checked(_require_configuration_or_run)
+    ),
+]
+RunPath = Annotated[Path, typer.Argument(help="Run directory.", callback=checked(require_run))]
 Preset = Annotated[
     str | None,
-    typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.", autocompletion=preset_names),
+    typer.Option(
+        help="Ready configuration to use; `fedveil methods METHOD` lists them.",
+        autocompletion=preset_names,
+        callback=checked(path_of),
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -123,6 +163,7 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
+Epsilon = Annotated[float | None, typer.Option(help="Shorthand for --set privacy.epsilon=E.")]
 Quiet = Annotated[bool, flag("--quiet", "No progress bar.")]
 TrustPlugins = Annotated[
     bool, flag("--trust-plugins", "Run plugins that a run directory names, at the digests that it recorded.")
@@ -135,20 +176,28 @@ ForInstitution = Annotated[
         "facts for a data protection impact assessment, or a model card.",
     ),
 ]
-NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write to; must be new or empty.")]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option("--data-dir", "--dir", help="Directory of data sets to look in first, as data.data_dir names it."),
+]
+NewDirectory = Annotated[
+    Path | None, typer.Option(help="Directory to write to; must be new or empty.", callback=checked(require_new))
+]
 
 
-def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
-    """Return the overrides of `--set`, plus that of `--seed`."""
-    return [*(overrides or []), *([] if seed is None else [f"run.seed={seed}"])]
+def with_shorthands(overrides: list[str] | None, seed: int | None = None, epsilon: float | None = None) -> list[str]:
+    """Return the overrides of `--set`, plus those of `--seed` and `--epsilon`."""
+    given = {"run.seed": seed, "privacy.epsilon": epsilon}
+    return [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
 
 
 def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
     """Load the configuration of a command, from a file or a preset; refuse unknown names before torch is imported."""
+    file = chosen(config, preset)
     from fedveil.experiment.config import require_known_names
-    from fedveil.experiment.config_files import chosen, load_config
+    from fedveil.experiment.config_files import load_config
 
-    loaded = load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
+    loaded = load_config(file, overrides or [], trust_plugins=trust_plugins)
     require_known_names(loaded)
     return loaded
 
@@ -163,6 +212,14 @@ def import_trusted(target: Path, trust_plugins: bool) -> None:
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_next(commands: Mapping[str, str]) -> None:
+    """Print the commands that a user may want next, each with what it does."""
+    width = max(map(len, commands))
+    typer.echo("\nNext:")
+    for command, purpose in commands.items():
+        typer.echo(f"  {command:<{width}}  {purpose}")
 
 
 def print_table(rows: list[tuple[str, str]]) -> None:

@@ -14,7 +14,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, data_set_names, print_table
+from fedveil.cli.command_options import (
+    ConfigPath,
+    DataDirectory,
+    Overrides,
+    TrustPlugins,
+    configuration,
+    data_set_names,
+    print_table,
+)
 from fedveil.errors import nearest
 
 
@@ -37,7 +45,6 @@ data_app = typer.Typer(
     help="List the data sets and where they lie, get one, or plot how a configuration partitions one.",
     invoke_without_command=True,
 )
-DataDirectory = Annotated[Path | None, typer.Option("--dir", help="Directory to look in first, as data.data_dir names it.")]
 
 
 @data_app.callback()
@@ -53,7 +60,7 @@ def data(context: typer.Context) -> None:
         typer.echo(f"\nHow to get one: fedveil data get NAME. Where they are looked for: data.data_dir, then {ENVIRONMENT}.")
 
 
-@data_app.command("get")
+@data_app.command("get", epilog="Example: fedveil data get mnist")
 def data_get(
     name: Annotated[str, typer.Argument(help="Name of a data set.", autocompletion=data_set_names)], folder: DataDirectory = None
 ) -> None:
@@ -67,7 +74,7 @@ def data_get(
     )
 
 
-@data_app.command("plot")
+@data_app.command("plot", epilog="Example: fedveil data plot my.toml --out partition.png")
 def data_plot(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -97,7 +104,7 @@ _OPTIONAL = {
 """Extras of `pip install fedveil[...]`, each with its package and purpose."""
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil doctor")
 def doctor() -> None:
     """Look at this machine: versions, cores, memory, GPU, disk, data sets, optional parts."""
     typer.echo("Importing PyTorch, looking for a GPU and data sets, timing the disk: some seconds ...", err=True)

@@ -9,17 +9,23 @@ import typer
 
 from fedveil.cli.command_options import (
     AsJson,
+    ConfigOrRun,
+    Epsilon,
     ForInstitution,
     OptionalConfig,
+    OptionalConfigOrRun,
     Overrides,
     Preset,
     Seed,
     TrustPlugins,
+    checked,
     configuration,
     flag,
     import_trusted,
     print_json,
-    with_seed,
+    print_next,
+    require_there,
+    with_shorthands,
 )
 
 if TYPE_CHECKING:
@@ -28,24 +34,35 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+def _require_kind(kind: str) -> None:
+    from fedveil.attacks.attack_table import ATTACKS
+
+    ATTACKS.require(kind, "--kind")
+
+
+@commands.command(epilog="Example: fedveil plan my.toml --epsilon 4")
 def plan(
-    config: OptionalConfig = None, preset: Preset = None, overrides: Overrides = None, trust_plugins: TrustPlugins = False
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    epsilon: Epsilon = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
     from fedveil.cli.privacy_terminal import print_plan
     from fedveil.experiment.certify import plan_table
 
-    configured = configuration(config, preset, overrides, trust_plugins)
+    configured = configuration(config, preset, with_shorthands(overrides, epsilon=epsilon), trust_plugins)
     print_plan(plan_table(configured), configured)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil certify my.toml --epsilon 4")
 def certify(
-    config: OptionalConfig = None,
+    config: OptionalConfigOrRun = None,
     preset: Preset = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    epsilon: Epsilon = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
     markdown: Annotated[bool, flag("--markdown", "Print Markdown.")] = False,
@@ -58,11 +75,19 @@ def certify(
 
     check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
-        statement = certify_config(configuration(config, preset, with_seed(overrides, seed), trust_plugins))
+        statement = certify_config(configuration(config, preset, with_shorthands(overrides, seed, epsilon), trust_plugins))
         if institution is not None:
             print_for_institution(statement, institution)
             return
         _print_statement(statement, as_json, markdown)
+        if not as_json and not markdown:
+            given = f"--preset {preset}" if config is None else f"{config}"
+            print_next(
+                {
+                    f"fedveil plan {given}": "shows which rounds, clients and unit fit this epsilon",
+                    f"fedveil run {given}": "trains, with the --set that you gave here",
+                }
+            )
         return
     from fedveil.cli.privacy_terminal import reading_progress, verification_values
     from fedveil.experiment.verification import headline, problems, verification
@@ -79,6 +104,13 @@ def certify(
     _print_statement(statement, as_json, markdown, verification=verification_values(verified))
     if verified.exit_status == 1:
         raise typer.Exit(1)
+    if not as_json and not markdown:
+        print_next(
+            {
+                f"fedveil certify {config} --as dpia": "writes the facts for a data protection impact assessment",
+                f"fedveil publish {config} FOLDER": "copies what may be shown of it",
+            }
+        )
 
 
 def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more: Any) -> None:
@@ -96,9 +128,9 @@ def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more
         render(statement, Console())
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil audit runs/first")
 def audit(
-    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
+    target: ConfigOrRun,
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("--n", help="Number of releases or runs tested in each of the two worlds.")] = 1000,
     confidence: Annotated[float, typer.Option(help="Confidence level of each bound.")] = 0.95,
@@ -118,7 +150,7 @@ def audit(
         _stale_report(target)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil replay my.toml --rounds 3")
 def replay(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -145,10 +177,10 @@ def replay(
         raise typer.Exit(1)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil attack runs/first --kind dlg")
 def attack(
-    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
-    kind: Annotated[str, typer.Option(help="Kind of attack; an unknown name prints the list.")],
+    target: ConfigOrRun,
+    kind: Annotated[str | None, typer.Option(help="Kind of attack; without it, the kinds are listed.")] = None,
     images: Annotated[int | None, typer.Option(help="Number of examples to attack.")] = None,
     batch: Annotated[int | None, typer.Option(help="Number of examples in each attacked upload.")] = None,
     restarts: Annotated[
@@ -174,6 +206,12 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
+    if kind is None:
+        from fedveil.cli.attack_terminal import print_kinds
+
+        print_kinds(target)
+        return
+    _require_kind(kind)
     from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render
@@ -192,8 +230,13 @@ def attack(
         _stale_report(target)
 
 
-@commands.command()
-def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
+@commands.command(epilog="Example: fedveil ledger runs/first")
+def ledger(
+    run: Annotated[
+        Path, typer.Argument(help="Run directory or ledger file.", callback=checked(require_there("a run directory or a ledger")))
+    ],
+    as_json: AsJson = False,
+) -> None:
     """Show what a run released and what it cost, client by client."""
     from fedveil.cli.privacy_terminal import render_ledger, totals
 
@@ -206,7 +249,7 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger fil
         render_ledger(path, Console())
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil explore --out privacy.html")
 def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
     """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
     from fedveil.report.explorer import write_explorer

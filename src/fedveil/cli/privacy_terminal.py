@@ -16,14 +16,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedveil.accounting.types import count, epsilon
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import PlannedRow
 from fedveil.experiment.run_directory import plain
 from fedveil.experiment.verification import TITLES, headline, lines_by_kind, problems
-from fedveil.ledger.budgeted_ledger import count_totals, summary
+from fedveil.ledger.budgeted_ledger import count_totals, released_by_round, summary
 from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.report.privacy_section import spent
 from fedveil.statement.institutions import Institution, for_institution, read_run_figures
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_layout import read_statement
 from fedveil.verify import Verification
 
 if TYPE_CHECKING:
@@ -52,6 +55,8 @@ def reading_progress() -> Iterator[Callable[[int, int], None]]:
             bar.stop()
 
 
+_MOST_ROUNDS = 50
+"""Largest number of rounds in a printed table."""
 MOST = 1000
 """Largest number of rows in a printed table."""
 
@@ -70,15 +75,16 @@ def _read(path: Path, most: int) -> tuple[list[dict[str, Any]], int]:
 
 def render_ledger(path: Path, console: Console) -> None:
     """Print the totals as a table; values that all rows share are printed above it."""
-    rows, count = _read(path, MOST)
+    rows, total = _read(path, MOST)
     console.print(f"[bold]Ledger[/] {escape(str(path))}", highlight=False)
     if not rows:
         console.print("no release yet")
         return
     shared = {k: rows[0][k] for k in rows[0] if all(row[k] == rows[0][k] for row in rows)}
     common = ", ".join(f"{_name(k)} {_cell(k, v)}" for k, v in shared.items() if v not in (None, 0) or k.endswith("round"))
-    extent = f"all {count} rows" if count == len(rows) else f"the first {len(rows)} of {count} rows (--json gives all)"
-    console.print(escape(common if count == 1 else f"{extent}: {common}"), highlight=False)
+    _print_rounds(path, console)
+    extent = f"all {total} rows" if total == len(rows) else f"the first {len(rows)} of {total} rows (--json gives all)"
+    console.print(escape(common if total == 1 else f"{extent}: {common}"), highlight=False)
     if len(shared) == len(rows[0]):
         return
     table = Table(box=box.SIMPLE_HEAD)
@@ -90,8 +96,31 @@ def render_ledger(path: Path, console: Console) -> None:
     console.print(table)
 
 
+def _print_rounds(path: Path, console: Console) -> None:
+    """Print a row for each round: what was released, its cost, and the epsilon so far where the run has a statement."""
+    with Ledger.open(path, read_only=True) as ledger:
+        rounds = released_by_round(ledger)
+    epsilons = dict[int, float]()
+    if (path.parent / "statement.json").is_file():
+        statement = read_statement(path.parent)
+        so_far = spent(path, statement.scope, statement.delta, statement.clients)
+        epsilons = {number - 1: value for number, value in so_far.most}
+    listed = [one for one in rounds if not epsilons or one.round in epsilons]
+    listed = listed[:: -(-len(listed) // _MOST_ROUNDS) or 1]
+    releases = sum(one.releases for one in rounds)
+    some = "" if len(listed) == len(rounds) else f"; {len(listed)} of them are listed"
+    console.print(f"{count(len(rounds))} rounds, {count(releases)} releases{some}", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("round", "released", "cost", "epsilon so far"):
+        table.add_column(head, justify="left" if head in ("released", "cost") else "right", overflow="fold")
+    for one in listed:
+        so_far_text = epsilon(epsilons[one.round]) if one.round in epsilons else ""
+        table.add_row(str(one.round), one.released, one.cost, so_far_text)
+    console.print(table)
+
+
 def _name(column: str) -> str:
-    return column.replace("_", " ").replace("sum mu squared", "sum of mu^2")
+    return column.replace("_", " ").replace("sum mu squared", "sum of mu^2").replace("sampled", "of them with a secret sample")
 
 
 def _cell(column: str, value: Any) -> str:
@@ -150,7 +179,7 @@ def render_verification(path: Path, verified: Verification, console: Console) ->
 def check_alone(institution: Institution | None, as_json: bool, markdown: bool) -> None:
     """Refuse two output formats at once."""
     if institution is not None and (as_json or markdown):
-        raise ConfigError(f"--as {institution} has a format of its own: leave out --json and --markdown")
+        raise ConfigError(f"--as {institution} has a format of its own: omit --json and --markdown")
 
 
 def print_for_institution(

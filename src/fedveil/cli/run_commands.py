@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedveil.cli.command_options import (
+    Epsilon,
     NewDirectory,
     OptionalConfig,
     Overrides,
@@ -16,7 +17,8 @@ from fedveil.cli.command_options import (
     Seed,
     TrustPlugins,
     configuration,
-    with_seed,
+    print_next,
+    with_shorthands,
 )
 
 if TYPE_CHECKING:
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil run my.toml --epsilon 4 --out runs/first")
 def run(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
     out: NewDirectory = None,
     seed: Seed = None,
+    epsilon: Epsilon = None,
     quiet: Quiet = False,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
     track: Annotated[list[str] | None, typer.Option(help="Tracker to use: tensorboard or mlflow; may be repeated.")] = None,
@@ -39,17 +42,20 @@ def run(
 ) -> None:
     """Train as configured and write a run directory."""
     if resume is not None and out is not None:
-        raise typer.BadParameter("--resume names the run directory itself; leave out --out")
+        raise typer.BadParameter("--resume names the run directory itself; omit --out")
     if resume is not None and config is None and preset is None:
         from fedveil.experiment.resume import resumable
 
         resumable(resume)
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
-    _train(configuration(config, preset, with_seed(added, seed), trust_plugins), resume or out, quiet, resume is not None)
+    wanted = configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins)
+    path = _train(wanted, resume or out, quiet, resume is not None)
+    if not quiet:
+        print_next({**_after(path), f"fedveil publish {path} FOLDER": "copies what may be shown of it"})
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil new ward --task binary")
 def new(
     name: Annotated[str, typer.Argument(help="Name of the project; also used in the names of its Python modules.")],
     folder: Annotated[Path, typer.Option("--dir", help="Directory in which to create it.")] = Path("."),
@@ -64,15 +70,16 @@ def new(
     typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil demo --out runs/demo")
 def demo(out: NewDirectory = None) -> None:
     """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
     from fedveil.experiment.new_project import demo_config
 
-    _train(demo_config(), out, quiet=False)
+    path = _train(demo_config(), out, quiet=False)
+    print_next({**_after(path), "fedveil new NAME": "starts a project with a configuration and data of your own"})
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil twin my.toml --client 3 --change record")
 def twin(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -97,9 +104,18 @@ def twin(
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 
 
-def _train(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> None:
+def _after(run: Path) -> dict[str, str]:
+    """Return the commands that follow a run, each with what it does."""
+    return {
+        f"fedveil verify {run}": "checks every number of it again",
+        f"fedveil attack {run} --kind dlg": "tries to reconstruct what it was trained on",
+    }
+
+
+def _train(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Path:
     from fedveil.cli.run_terminal import run_with_progress
 
     result = run_with_progress(config, out, quiet, resume)
     if result.ended:
         raise typer.Exit(3)
+    return result.path

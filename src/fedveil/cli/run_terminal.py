@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Row
     from fedveil.studies.twin import Change
 
+_WHOLE_RUN = 10 * 365 * 86400.0
+"""Seconds over which the speed is estimated: all rounds so far, however long one takes. Rich's default, 30 s, may hold none."""
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -41,7 +43,7 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
+    with Progress(*columns, console=console, disable=quiet, transient=False, speed_estimate_period=_WHOLE_RUN) as bar:
         task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, score="")
         main = task_of(config).main
 
@@ -83,7 +85,8 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
     """Measure coupled runs with a progress bar."""
     console = Console()
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, *times, console=console, disable=quiet, speed_estimate_period=_WHOLE_RUN) as bar:
         task = bar.add_task(f"twins of {config.method.name}, client {client}", total=config.training.rounds, distance="")
 
         def on_round(record: Row) -> None:
@@ -124,7 +127,7 @@ def _summary(result: Result, console: Console) -> None:
         f"\nAssumptions, limits and advice: {result.path / 'statement.md'}",
         *files,
         f"Run directory: {result.path}",
-        f"Closing digest (pin it with fedveil verify --pin): {result.closing}",
+        f"Fingerprint of this run (write it down: it proves later that nothing was changed): {result.closing}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 

@@ -9,25 +9,52 @@ import typer
 
 from fedveil.cli.command_options import (
     AsJson,
+    DataDirectory,
     OptionalConfig,
     Overrides,
     Preset,
     TrustPlugins,
+    checked,
     configuration,
     flag,
     method_lists,
     print_json,
 )
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, nearest
 
 commands = typer.Typer()
 
 
-@commands.command("compare")
+def _require_recipe(name: str) -> None:
+    from fedveil.studies.reproduce.recipe_list import recipes_of
+
+    recipes_of(name)
+
+
+def _require_methods(text: str) -> None:
+    """Refuse an unknown method of a comparison."""
+    from fedveil.methods.method_registry import METHODS
+
+    for part in text.split(","):
+        if part.strip().replace("-", "").isalpha():
+            METHODS.require(part.strip(), "--methods")
+
+
+def _require_data_set(name: str) -> None:
+    from fedveil.data.catalogue import CATALOGUE
+
+    if name not in CATALOGUE:
+        raise ConfigError(f"--on {name}: unknown data set{nearest(name, CATALOGUE)}; see `fedveil data`")
+
+
+@commands.command("compare", epilog="Example: fedveil compare my.toml --methods dp-fedavg,dp-scaffold --epsilon 2,8")
 def compare_methods(
     methods: Annotated[
         str,
-        typer.Option(help="Methods, separated by commas, with options as name:key=value:key=value.", autocompletion=method_lists),
+        typer.Option(
+            help="Methods, separated by commas, with options as name:key=value:key=value.",
+            autocompletion=method_lists,
+        ),
     ],
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -54,6 +81,7 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
+    _require_methods(methods)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.drawing import Paper
     from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
@@ -72,13 +100,16 @@ def compare_methods(
     raise typer.Exit(compare_with_table(spec, out, jobs, paper=paper, as_latex=latex))
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil reproduce ladp-fl/table-2")
 def reproduce(
-    recipe: Annotated[str | None, typer.Argument(help="Recipe to run; leave out to list all.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="Recipe or paper to run; omit it to list all.", callback=checked(_require_recipe)),
+    ] = None,
     scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
     seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory where the data sets are.")] = None,
+    data_dir: DataDirectory = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
     only: Annotated[
         list[str] | None,
@@ -91,27 +122,38 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """List the recipes for the papers' tables and figures, or run one and compare our numbers with theirs."""
-    from fedveil.cli.study_terminal import print_recipes, reproduce_with_progress
+    if recipe is None and not as_json:
+        from fedveil.cli.recipe_terminal import print_recipes
+
+        print_recipes(data_dir)
+        return
+    labels = _labels_by_axis(only or [])
+    from fedveil.cli.study_terminal import listed, reproduce_with_progress
     from fedveil.studies.reproduce.recipe_files import Scale
+    from fedveil.studies.reproduce.recipe_list import recipes_of
     from fedveil.studies.reproduce.reproduction import ReproductionSpec
 
     if recipe is None:
-        rows: Any = print_recipes(data_dir, as_json)
-    else:
-        spec = ReproductionSpec(
-            recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []), against
-        )
-        rows = reproduce_with_progress(spec, out, jobs, as_json)
+        print_json(listed(data_dir))
+        return
+    done: list[Any] = []
+    for name in recipes_of(recipe):
+        spec = ReproductionSpec(name, cast(Scale, scale), seeds, data_dir, overrides or [], labels, against)
+        done.append(reproduce_with_progress(spec, out, jobs, as_json))
     if as_json:
-        print_json(rows)
+        print_json(done[0] if len(done) == 1 else done)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil tune my.toml --on digits --try method.clip=[0.5,1,2]")
 def tune(
     values: Annotated[list[str], typer.Option("--try", help="Values of a key, section.key=[value, value]; may be repeated.")],
     config: OptionalConfig = None,
     on: Annotated[
-        str | None, typer.Option("--on", help="Public data set that stands in for the data: partitioned alike, at no cost.")
+        str | None,
+        typer.Option(
+            "--on",
+            help="Public data set that stands in for the data: partitioned alike, at no cost.",
+        ),
     ] = None,
     private: Annotated[
         bool, flag("--private", "On the data themselves: the best of a secret number of runs is released, and all are charged.")
@@ -137,6 +179,8 @@ def tune(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Choose settings: on public data at no cost, by private selection, or by looking at runs on the data themselves."""
+    if on is not None:
+        _require_data_set(on)
     from fedveil.accounting.selection import Selection
     from fedveil.cli.study_terminal import look_with_table, search_privately, tune_with_table
     from fedveil.errors import ConfigError

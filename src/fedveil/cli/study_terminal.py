@@ -34,8 +34,9 @@ from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, ComparisonSpec, Planned
 from fedveil.studies.compare.comparison_rows import Row, claimed, guarantee, mean_and_sd, proven, short_names, verdict
 from fedveil.studies.reproduce.recipe import PAPERS, Recipe, kept, rows
-from fedveil.studies.reproduce.recipe_files import job_of, load_recipe, recipe_names
+from fedveil.studies.reproduce.recipe_files import job_of, load_recipe
 from fedveil.studies.reproduce.recipe_jobs import RecipeListener
+from fedveil.studies.reproduce.recipe_list import recipe_names
 from fedveil.studies.reproduce.recipe_table import as_json, body, header, remarks, scale_text, title, write_results
 from fedveil.studies.reproduce.reproduction import Presence, Reproduction, ReproductionSpec, presence, reproduce
 from fedveil.studies.reproduce.running_time import seconds_of, spoken
@@ -243,41 +244,6 @@ def listed(data_dir: Path | None = None) -> list[Listed]:
     """Return a row for every recipe: description, number of runnable rows, required data, estimated time."""
     presence_of = cache(lambda name: presence(name, None if data_dir is None else str(data_dir)))
     return [_listed(name, load_recipe(name), presence_of) for name in recipe_names()]
-
-
-def print_recipes(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
-    """Print the list of recipes, unless only its rows are wanted."""
-    console = Console(stderr=as_rows)
-    with console.status("looking for data sets, timing two small networks"):
-        recipes = listed(data_dir)
-    if as_rows:
-        return recipes
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("what")
-    for heading in ("rows", "small", "paper's"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in recipes:
-        table.add_row(*_recipe_cells(one), style=None if one["runnable"] else "dim")
-    console.print(table)
-    console.print(
-        "\nrows: those that can be run, of those in the paper; the others keep the paper's values, and the recipe says why."
-        "\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
-        "machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
-        highlight=False,
-    )
-    return recipes
-
-
-def _recipe_cells(one: Listed) -> list[str]:
-    """Return a line of the printed list: recipe, description and required data, rows, costs."""
-    data: dict[str, list[str]] = {}
-    for name, where in one["data"].items():
-        data.setdefault(where, []).append(name)
-    needs = "; ".join(f"{', '.join(names)} {where}" for where, names in data.items())
-    what = f"{one['table']}: {one['title']}" + (f"\n[dim]{needs}[/]" if needs else "")
-    costs = [one[scale].removeprefix("about ") for scale in ("small", "full")] if one["runnable"] else ["cannot run", ""]
-    return [one["recipe"], what, f"{one['runnable']}/{one['runnable'] + one['missing']}", *costs]
 
 
 def _listed(name: str, recipe: Recipe, presence_of: Callable[[str], Presence]) -> Listed:

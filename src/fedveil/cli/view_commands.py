@@ -7,20 +7,30 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedveil.cli.command_options import AsJson, TrustPlugins, method_names, print_json, print_table
+from fedveil.cli.command_options import (
+    AsJson,
+    RunPath,
+    TrustPlugins,
+    checked,
+    flag,
+    method_names,
+    print_json,
+    print_table,
+    require_there,
+)
 
 commands = typer.Typer()
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil methods dp-fedavg")
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Method whose parameters and presets to show; leave out to list all.", autocompletion=method_names),
+        typer.Argument(help="Method whose parameters and presets to show; omit it to list all.", autocompletion=method_names),
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
-    from fedveil.experiment.config_files import names, title
+    from fedveil.experiment.presets import names, title
     from fedveil.methods.method_registry import METHODS, described
 
     if name is None:
@@ -32,7 +42,7 @@ def methods(
         print_table([(preset, title(preset)) for preset in names(name)])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil models")
 def models() -> None:
     """List the available networks."""
     from fedveil.models.model_registry import MODELS
@@ -40,7 +50,7 @@ def models() -> None:
     print_table([(name, entry.summary) for name, entry in MODELS.items()])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil tasks")
 def tasks() -> None:
     """List what can be learned."""
     from fedveil.tasks.task_registry import TASKS
@@ -48,7 +58,23 @@ def tasks() -> None:
     print_table([(name, (kind.__doc__ or "").split("\n")[0].rstrip(":")) for name, kind in TASKS.items()])
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil explain zero-out")
+def explain(
+    term: Annotated[str | None, typer.Argument(help="Word of a statement, report or command; omit it to list all.")] = None,
+    markdown: Annotated[bool, flag("--markdown", "Print the whole glossary as a page in Markdown.")] = False,
+) -> None:
+    """Explain a word of the statement, such as zero-out, delta or aggregate."""
+    from fedveil.statement.glossary import TERMS, glossary_page, meaning
+
+    if markdown:
+        typer.echo(glossary_page(), nl=False)
+    elif term is None:
+        print_table(list(TERMS.items()))
+    else:
+        typer.echo(": ".join(meaning(term)))
+
+
+@commands.command(epilog="Example: fedveil report runs/first")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
@@ -72,7 +98,7 @@ def report(
     typer.echo(f"report: {page} (open it in a browser; it needs no network)")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil plot runs/first --what accuracy,noise")
 def plot(
     runs: Annotated[list[Path], typer.Argument(help="Run directory; several with --against.")],
     what: Annotated[
@@ -107,9 +133,9 @@ def plot(
     typer.echo(f"plot: {plot_run(runs[0], what.split(',') if what else None, out)}")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil publish runs/first shown")
 def publish(
-    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    run: RunPath,
     out: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
 ) -> None:
     """Copy what may be shown of a finished run: no private figures, and the ledger without times and numbers of participants."""
@@ -118,9 +144,14 @@ def publish(
     typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil verify runs/first --pin 1223...4223")
 def verify(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a zip of one.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run directory, or a zip of one.", callback=checked(require_there("a run directory, or a zip of one"))
+        ),
+    ],
     pin: Annotated[str | None, typer.Option(help="Closing digest that is known from elsewhere: 64 hex digits.")] = None,
     signers: Annotated[
         Path | None, typer.Option(help="allowed_signers file of ssh-keygen: whose keys may have signed; needs --identity.")
@@ -155,9 +186,9 @@ def verify(
     raise typer.Exit(verified.exit_status)
 
 
-@commands.command()
+@commands.command(epilog="Example: fedveil sign runs/first --key ~/.ssh/id_ed25519")
 def sign(
-    run: Annotated[Path, typer.Argument(help="Run directory whose ledger is closed.")],
+    run: RunPath,
     key: Annotated[Path, typer.Option(help="SSH key to sign with: the private key, or the .pub of a key in ssh-agent.")],
 ) -> None:
     """Sign the closing digest of a run with an SSH key (ssh-keygen -Y sign, namespace fedveil-run): writes closing.sig."""

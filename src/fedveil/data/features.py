@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy.ndimage import gaussian_filter1d
 
 from fedveil.data.catalogue import CATALOGUE, Info, cache_root, downloadable, info
 from fedveil.data.dataset import Dataset
@@ -150,6 +149,8 @@ def _both(pictures: Pictures, rows: Pictures, columns: Pictures) -> Pictures:
 
 def _smoothing(scale: float, side: int, order: Literal[0, 1] = 0) -> Pictures:
     """Gaussian smoothing, or its derivative, of a line of pixels that goes on as it ends [side, side]."""
+    from scipy.ndimage import gaussian_filter1d  # takes long to import
+
     matrix: Pictures = gaussian_filter1d(np.eye(side, dtype=np.float32), scale, axis=0, order=order, mode="nearest")
     return matrix
 

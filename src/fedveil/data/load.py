@@ -92,6 +92,15 @@ def located(name: str, data_dir: str | Path | None = None) -> str:
     return next((found[1] for _, root in _places(info, data_dir) if (found := _look(info, root))), "")
 
 
+def has_folder(name: str, data_dir: str | Path | None = None) -> bool:
+    """Return whether a data set has a folder of its name on this machine; nothing is read, so its files may be incomplete."""
+    info = catalogue.info(name)
+    if info.embedded or name in _OWN:
+        return True
+    folders = catalogue.DATA_SETS[info.name].folders
+    return any((root / folder).is_dir() for _, root in _places(info, data_dir) for folder in folders)
+
+
 def _own(name: str, data_dir: str | Path | None) -> RawData:
     reader = _OWN[name]
     where = f"{reader.__module__}.{reader.__qualname__}"

@@ -2,7 +2,7 @@
 
 REGISTERED = {
     "engine.flower": "fedveil.deploy.grid_engine:FlowerSimulation",
-    "command.serve": "fedveil.deploy.commands:serve",
-    "command.join": "fedveil.deploy.commands:join",
+    "command.serve": "fedveil.deploy.commands:serve_app",
+    "command.join": "fedveil.deploy.commands:join_app",
     "command.net": "fedveil.deploy.commands:net_app",
 }

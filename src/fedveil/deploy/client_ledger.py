@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fedveil.ledger.budgeted_ledger import BudgetedLedger
 
 
-_SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
+_SPENT = (
+    "the run costs more privacy than this client's consent still allows ([lifetime] in its consent.toml); its log says how much"
+)
 _RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 
 

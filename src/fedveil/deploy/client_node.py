@@ -195,7 +195,7 @@ def request_name(*messages: bytes) -> str:
 
 
 _log = logging.getLogger(__name__)
-_SPENT = "its release costs more than is left of this client's budget; its own log tells how much"
+_SPENT = "the release costs more privacy than this client's budget still allows; its log says how much"
 _RECORD = "this client's own record of the run does not allow it; its own log tells why"
 
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 net_app = typer.Typer(help="Several machines: keys and certificates, and a demonstration on one.", no_args_is_help=True)
 
+serve_app, join_app = typer.Typer(), typer.Typer()
+
 Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
 
 
-@net_app.command()
+@net_app.command(epilog="Example: fedveil net init --host fl.example.org")
 def init(
     host: Annotated[str, typer.Option(help="Name or address at which clients reach the server.")],
     port: Annotated[int, typer.Option(help="Port at which it answers.")] = 9700,
@@ -33,7 +35,7 @@ def init(
     typer.echo(f"network: {made.path} (give {made.authority} to every client; nothing else in there leaves this machine)")
 
 
-@net_app.command()
+@net_app.command(epilog="Example: fedveil net key ward-a")
 def key(name: Annotated[Path, typer.Argument(help="File for the private key; the public one gets the ending .pub.")]) -> None:
     """Make a client's pair of keys, on the client's machine."""
     from fedveil.deploy.network_folder import make_client_key
@@ -42,7 +44,7 @@ def key(name: Annotated[Path, typer.Argument(help="File for the private key; the
     typer.echo(f"key: {name} (it stays here; send {name}.pub to the server's operator)")
 
 
-@net_app.command()
+@net_app.command(epilog="Example: fedveil net admit ward-a.pub")
 def admit(
     public: Annotated[Path, typer.Argument(help="The client's public key, NAME.pub.")], folder: Network = Path("network")
 ) -> None:
@@ -53,7 +55,7 @@ def admit(
     typer.echo(f"{public} is client {number} (a server that is running sees it when it is started again)")
 
 
-@net_app.command()
+@net_app.command(epilog="Example: fedveil net demo my.toml --clients 3")
 def demo(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -67,9 +69,10 @@ def demo(
 
     wanted = with_clients(configuration(config, preset, overrides, False), clients)
     result = demonstrate(wanted, out or Path("runs") / f"net-{wanted.method.name}", typer.echo, _row)
-    typer.echo(f"run: {result.path} (closing digest {result.closing})")
+    typer.echo(f"run: {result.path} (fingerprint {result.closing})")
 
 
+@serve_app.command("serve", epilog="Example: fedveil serve my.toml --wait 3 --out runs/net")
 def serve(
     config: OptionalConfig = None,
     preset: Preset = None,
@@ -89,11 +92,12 @@ def serve(
     wanted = configuration(config, preset, overrides, False)
     path = resume or out or Path("runs") / f"net-{wanted.method.name}"
     result = train(wanted, Serving(open_network(folder), path, resume is not None, wait, typer.echo, _row))
-    typer.echo(f"run: {result.path} (closing digest {result.closing})")
+    typer.echo(f"run: {result.path} (fingerprint {result.closing})")
     if result.ended:
         raise typer.Exit(3)
 
 
+@join_app.command("join", epilog="Example: fedveil join fl.example.org:9700 --ca ca.pem --key ward-a --consent consent.toml")
 def join(
     server: Annotated[str, typer.Argument(help="The server, HOST:PORT.")],
     ca: Annotated[Path, typer.Option(help="The authority's certificate, ca.pem, from the server's operator.")],

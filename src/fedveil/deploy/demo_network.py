@@ -166,7 +166,7 @@ def with_clients(config: Config, clients: int | None) -> Config:
     if clients is None:
         return config
     if config.data.partition.get("kind") == "users" or config.data.source is not None:
-        raise ConfigError(f"--clients {clients}: the clients of these data are its users; leave --clients out")
+        raise ConfigError(f"--clients {clients}: {config.data.name} names its own clients; omit --clients")
     partition = {**config.data.partition, "clients": clients}
     return config.model_copy(update={"data": config.data.model_copy(update={"partition": partition})})
 

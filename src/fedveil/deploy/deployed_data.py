@@ -38,8 +38,8 @@ def public_part(experiment: Experiment) -> Prepared:
     spec, method = experiment.data, experiment.method
     if weighting_of(method) == "examples":
         raise ConfigError(
-            f"method.weighting: {method.name} weighs clients by their examples here, and over several machines the server does "
-            f"not know how many these are: choose a method, or a variant, that weighs all clients the same"
+            f"method.weighting = 'examples' in {method.name}: over several machines sites do not reveal their sizes. Set "
+            f'method.weighting = "uniform", or choose a method that has it'
         )
     if spec.section.public_fraction:
         raise ConfigError(

@@ -7,79 +7,19 @@ run, and a user who trusts it has read the code. It covers the plugin's own file
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedveil.data.own.data_source import PATHS, user_path
-from fedveil.errors import ConfigError, unknown
+from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, parse, toml_values
+from fedveil.experiment.given_paths import is_run, require_configuration, require_run
 from fedveil.experiment.model_section import WHOLE, network_of
 from fedveil.experiment.plugins import digests, load_plugins, module_of
-from fedveil.registry import registered_files
-
-
-def presets() -> Mapping[str, Path]:
-    """The files of all presets by name, METHOD/ROW."""
-    return registered_files("presets/*/*.toml")
-
-
-def names(method: str = "*") -> list[str]:
-    """Return the presets of a method, or all, sorted."""
-    return [name for name in sorted(presets(), key=lambda name: name.split("/")) if method in ("*", name.partition("/")[0])]
-
-
-def path_of(name: str) -> Path:
-    """Return the file of a preset.
-
-    Raises:
-        ConfigError: the preset is unknown; names the nearest one.
-    """
-    if name not in names():
-        method = name.partition("/")[0]
-        known_names = names(method) or names()
-        raise unknown("--preset", name, "preset", known_names, "`fedveil methods METHOD` lists those of a method")
-    return presets()[name]
-
-
-def title(name: str) -> str:
-    """Return the first sentence of a preset's comment."""
-    head = path_of(name).read_text(encoding="utf-8").split("\n[")[0]
-    comment = [line.lstrip("# ") for line in head.splitlines() if line.startswith("#")]
-    return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
-
-
-_BOTH = "both a configuration file and --preset: give one of them"
-_NEITHER = (
-    "no configuration: give a file (`fedveil new NAME` writes one to start from) or --preset NAME "
-    "(`fedveil methods METHOD` lists them); `fedveil demo` needs neither"
-)
-
-
-def chosen(config: Path | None, preset: str | None) -> Path:
-    """Return the configuration file that a command was given, directly or as a preset's name.
-
-    Raises:
-        ConfigError: neither or both were given.
-    """
-    if (config is None) == (preset is None):
-        raise ConfigError(_BOTH if config is not None else _NEITHER)
-    if preset is not None:
-        return path_of(preset)
-    assert config is not None
-    return config
-
-
-_LEFT_BY_RUNS = ("versions.json", "statement.json", "ledger.sqlite")
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run's files, so that its configuration may be a stranger's."""
-    return any((folder / name).exists() for name in _LEFT_BY_RUNS)
 
 
 def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str = "run.plugins") -> None:
@@ -163,8 +103,7 @@ def load_recorded(run: Path, *, trust_plugins: bool = False) -> Config:
     Raises:
         ConfigError: not a run directory, or as `load_config`.
     """
-    if not (run / "config.toml").is_file() or not is_run(run):
-        raise ConfigError(f"{run} is not a run directory: give one that `fedveil run` left")
+    require_run(run)
     return load_config(run / "config.toml", trust_plugins=trust_plugins)
 
 
@@ -180,14 +119,11 @@ def import_recorded(target: Path) -> None:
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration as `load_config` does, without checking whether its plugins may run."""
+    require_configuration(Path(path))
     try:
         with Path(path).open("rb") as file:
             content = file.read(LARGEST + 1)
         text = content.decode("utf-8-sig")
-    except IsADirectoryError:
-        inside = Path(path) / "config.toml"
-        hint = f"give {inside}" if inside.is_file() else "give a TOML file"
-        raise ConfigError(f"{path} is a folder, and a configuration is wanted here: {hint}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -31,8 +31,11 @@ import tomli_w
 
 from fedveil import __version__
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.experiment.given_paths import PRIVATE as PRIVATE
+from fedveil.experiment.given_paths import SALT as SALT
+from fedveil.experiment.given_paths import require_new, unbegun
 from fedveil.federation.history import Columns, Record, Row, in_client_table
-from fedveil.ledger.files import DRAFT, head_path, owner_only_folder, read_head, replace_whole
+from fedveil.ledger.files import owner_only_folder, replace_whole
 from fedveil.ledger.ledger import Ledger
 from fedveil.registry import distributions_of
 from fedveil.tasks.task import Column
@@ -87,13 +90,6 @@ def _release_in_child() -> None:
 os.register_at_fork(after_in_child=_release_in_child)
 
 
-PRIVATE = "private"
-"""Subfolder for data computed from private data without noise: mode 700, its files 600."""
-SALT = "salt"
-"""File with 32 random bytes in the private folder, with which published digests are keyed."""
-_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
-"""Files that a run writes before its ledger, from which it can be resumed."""
-_FIRST_PRIVATE = (SALT, "partition.json")
 LISTED_CLIENTS = 5000
 """Largest number of clients that `partition.json` lists."""
 PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -101,9 +97,7 @@ PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
 
 def create(path: Path) -> Path:
     """Create a run directory; refuse one with files, except those of a run that ended before its ledger was created."""
-    if path.exists() and not (path.is_dir() and _unbegun(path)):
-        hint = f"; an interrupted run there goes on with --resume {path}" if _is_interrupted(path) else ""
-        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out{hint}")
+    require_new(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -112,40 +106,12 @@ def holds_no_release(path: Path) -> bool:
     """Return whether a directory holds exactly the files of a run that ended before its first charge."""
     ledger = path / "ledger.sqlite"
     if not ledger.is_file():
-        return path.is_dir() and _unbegun(path)
+        return path.is_dir() and unbegun(path)
     try:
         with Ledger.open(ledger, read_only=True) as charged:
             return len(charged) == 0
     except LedgerError:
         return False
-
-
-def _is_interrupted(path: Path) -> bool:
-    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
-    return exists == [True, True, False, False]  # the run of a Flower app cannot be resumed
-
-
-def _says_none(ledger: Path) -> bool:
-    """Return whether a ledger's head exists and states that there are no releases."""
-    try:
-        return head_path(ledger).is_file() and not read_head(ledger)[0]
-    except LedgerError:  # a foreign file
-        return False
-
-
-def _unbegun(path: Path) -> bool:
-    """Return whether all files were left by an early end, in the order of _FIRST; a user's own config.toml does not count."""
-    names = _names(path)
-    ledger = path / "ledger.sqlite"
-    if not ledger.exists() and _says_none(ledger):  # the ledger's head is written before it
-        names.discard(head_path(ledger).name)
-    return names <= set(_FIRST) and (not names or _FIRST[0] in names) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
-
-
-def _names(folder: Path) -> set[str]:
-    """Return the file names in a folder, drafts under their final names; empty if it does not exist."""
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    return {name.removesuffix(DRAFT) for name in names if not name.startswith(".ledger.sqlite-")}
 
 
 def private_folder(path: Path) -> Path:

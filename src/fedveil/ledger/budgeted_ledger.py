@@ -57,6 +57,41 @@ def count_totals(ledger: Ledger) -> int:
     return int(count)
 
 
+@dataclass(frozen=True)
+class RoundOfReleases:
+    """What was released in a round, in words, and what it costs. releases: rows of the ledger."""
+
+    round: int
+    releases: int
+    released: str
+    cost: str
+
+
+def released_by_round(ledger: Ledger) -> list[RoundOfReleases]:
+    """Return what was released in each round, in the order of the rounds."""
+    columns = (
+        "round, count(*), min(client), max(participants), max(coordinates), min(event), max(mu), max(rate), min(noise_multiplier)"
+    )
+    rows = ledger.select(f"SELECT {columns} FROM release GROUP BY round ORDER BY round")
+    return [_round_of(*row) for row in rows]
+
+
+def _round_of(
+    t: int, n: int, client: int, participants: int | None, size: int, event: str, *cost: float | None
+) -> RoundOfReleases:
+    mu, rate, noise = cost
+    numbers = f"{size:,} numbers"
+    if client < 0:
+        what = f"sum of {'the' if participants is None else f'{participants:,}'} updates, {numbers}"
+    else:
+        what = f"{n:,} {'update' if n == 1 else 'updates'}, {numbers} each"
+    if event == "unbounded":
+        return RoundOfReleases(t, n, what, "unbounded")
+    if noise is None:
+        return RoundOfReleases(t, n, what, "" if mu is None else f"mu {mu:.4g}")
+    return RoundOfReleases(t, n, what, f"noise multiplier {noise:.4g}" + ("" if rate is None else f", sampled at {rate:.4g}"))
+
+
 _EVENT = "event, mu, rate, noise_multiplier"
 _OF_SCOPE = "FROM release WHERE unit = ? AND adjacency = ? AND view = ?"
 

@@ -58,8 +58,8 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
         return
     if larger.clients < s.clients or not s.cohort <= larger.clients_per_round <= larger.clients:
         raise ConfigError(
-            f"privacy.noise_cohort = {larger.clients} clients, {larger.clients_per_round} a round: it describes a federation at "
-            f"least as large as this one ({s.clients} clients, {s.cohort} a round), with a round no larger than the whole"
+            f"privacy.noise_cohort = {larger.clients} clients, {larger.clients_per_round} per round: it describes a federation "
+            f"at least as large as this one ({s.clients} clients, {s.cohort} per round), with a round no larger than the whole"
         )
     plans = known_plans(method, s)
     if not plans or s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER or any(p.place != "sum" for p in plans):

@@ -165,7 +165,7 @@ class Setting:
         one = "" if self.colluders else ", where one counts as known: that which a fellow client drew itself"
         raise ConfigError(
             f"{least} ({survivors}) must exceed privacy.colluders ({self.colluders}){one}: no noise of the sum would be left "
-            f"that hides a client; take more clients a round, or privacy.view = 'server', where each upload has all of its noise"
+            f"that hides a client; take more clients per round, or privacy.view = 'server', where each upload has all its noise"
         )
 
     @property

@@ -148,7 +148,7 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 def _clients(method: Method, s: Setting, epsilon: float) -> Advice:
     within = _least(s.cohort + 1, s.clients, lambda n: _affordable(method, replace(s, cohort=n), epsilon))
     if within is not None:
-        text = f"{within} clients a round instead of {s.cohort}, of the same {s.clients} clients"
+        text = f"{within:,} clients per round instead of {s.cohort:,}, of the same {s.clients:,} clients"
         return Advice("clients a round", s.cohort, within, s.clients, text)
 
     def grown(n: int) -> Setting:
@@ -156,9 +156,12 @@ def _clients(method: Method, s: Setting, epsilon: float) -> Advice:
 
     n = _least(s.cohort + 1, 10**12, lambda n: _affordable(method, grown(n), epsilon))
     if n is None:
-        return Advice("clients a round", s.cohort, None, s.clients, "no number of clients a round is enough by itself")
+        return Advice("clients a round", s.cohort, None, s.clients, "no number of clients per round is enough by itself")
     population = grown(n).clients
-    text = f"{n} clients a round instead of {s.cohort}, which takes a population of {population} clients instead of {s.clients}"
+    text = (
+        f"{n:,} clients per round instead of {s.cohort:,}, which takes a population of {population:,} clients instead of "
+        f"{s.clients:,}"
+    )
     return Advice("clients a round", s.cohort, n, population, text)
 
 
@@ -178,5 +181,5 @@ def _dimension(s: Setting, ratio: float) -> Advice:
     most = dimension_for(TARGET_RATIO, z, s.cohort, on_sum=_on_sum(s, s.scope.view))
     if most < 1:
         return Advice("dimension", d, None, s.clients, "not even a single coordinate would be enough by itself")
-    text = f"{most} trained coordinates instead of {d} (frozen layers, low-rank or sparse updates, a smaller network)"
+    text = f"{most:,} trained coordinates instead of {d:,} (frozen layers, low-rank or sparse updates, a smaller network)"
     return Advice("dimension", d, most, s.clients, text)

@@ -447,9 +447,9 @@ def warnings(
         )
     if (larger := s.noise_cohort) is not None:
         found.append(
-            f"extrapolation: the noise is that of a federation of {larger.clients:,} clients, {larger.clients_per_round:,} a "
-            f"round, in which epsilon would be {number(larger.epsilon)}; for these {s.clients:,} clients, {s.cohort:,} a round, "
-            f"epsilon = {epsilon(proven.epsilon)} is what is proven"
+            f"extrapolation: the noise is that of a federation of {larger.clients:,} clients, {larger.clients_per_round:,} "
+            f"per round, in which epsilon would be {number(larger.epsilon)}; for these {s.clients:,} clients, {s.cohort:,} per "
+            f"round, epsilon = {epsilon(proven.epsilon)} is what is proven"
         )
     if is_vacuous(s.delta, units(s)):
         found.append(

@@ -16,17 +16,24 @@ from fedveil.accounting.types import (
     View,
     at_least,
     at_most,
+    count,
     epsilon,
     joined,
     number,
     percent_at_most,
+    small,
 )
 from fedveil.statement.statement import FPR, SIMULATION_ONLY, VIEWS, Statement, ViewNumbers
 
 SEES = {
     View.SERVER: "the server, which sees each upload",
-    View.AGGREGATE: "whoever sees each round's aggregate, and so every global model, as every client does",
+    View.AGGREGATE: "anyone who sees the sum of each round",
     View.FINAL: "an outsider, who sees the last model only",
+}
+_ATTACKER = {
+    View.SERVER: "the server sees each upload",
+    View.AGGREGATE: "an attacker sees every round's sum",
+    View.FINAL: "an attacker sees the last model only",
 }
 _FPR = f"{100 * FPR:g} %"
 
@@ -35,8 +42,8 @@ def unit_in_words(statement: Statement) -> str:
     """What is protected, and what the neighbouring data differ in."""
     zero = statement.scope.adjacency is Adjacency.ZERO_OUT
     if statement.scope.unit is Unit.CLIENT:
-        return "a given client contributed or contributed nothing" if zero else "a given client held these data or any others"
-    return "a given record was used or left out" if zero else "a given record was used or another in its place"
+        return "one client contributed" if zero else "one client held these data or any others"
+    return "one record was used" if zero else "one record was used or another in its place"
 
 
 def in_words(statement: Statement) -> str:
@@ -47,11 +54,8 @@ def in_words(statement: Statement) -> str:
     others = [v for v in statement.views if v is not statement.own]
     sentences += [_other(statement, numbers) for numbers in others if _differs(numbers, statement.own)]
     if not math.isinf(statement.proven.epsilon):
-        common = "clients" if statement.scope.unit is Unit.CLIENT else "records"
-        sentences.append(
-            f"What is common to many {common} can be learned from the model, and is meant to be; what is peculiar to one is what "
-            f"the bound hides."
-        )
+        one = "client" if statement.scope.unit is Unit.CLIENT else "record"
+        sentences.append(f"The model may show what many {one}s have in common. What is specific to one {one} stays hidden.")
     return " ".join(sentences)
 
 
@@ -60,14 +64,13 @@ def _promise(statement: Statement) -> str:
     who, most = SEES[own.view], percent_at_most(own.tpr)
     if math.isinf(own.proven.epsilon):
         return (
-            f"Nothing is proven against {who} ({own.proven.scope}, delta = {statement.delta:g}): {own.proven.reason}. Such an "
-            f"adversary must be assumed able to tell for certain whether {unit_in_words(statement)}."
+            f"Nothing is proven against {who} ({own.proven.scope}, delta = {small(statement.delta)}): {own.proven.reason}. "
+            f"Assume that this attacker can tell for certain whether {unit_in_words(statement)}."
         )
     return (
-        f"Take {who}, and suppose this adversary knows everything except whether {unit_in_words(statement)}. Whatever the "
-        f"attack, one that accuses wrongly at most {_FPR} of the time detects rightly at most {most} of the time "
-        f"(guessing blindly: {_FPR}). That is what {own.proven} means, proven under the assumptions listed.{_strength(own.tpr)}"
-        f"{_seen_count(own)}"
+        f"Assume {_ATTACKER[own.view]} and knows everything except whether {unit_in_words(statement)}. At {_FPR} false alarms no "
+        f"attack finds that {statement.scope.unit} more than {most} of the time (guessing: {_FPR}). This is what "
+        f"{own.proven} means, under the assumptions listed.{_strength(own.tpr)}{_seen_count(own)}"
     )
 
 
@@ -75,10 +78,10 @@ def _seen_count(own: ViewNumbers) -> str:
     """From whom the number of participants must be hidden, and what it costs where it is seen."""
     if own.seen_count is None:
         return ""
-    return (
-        f" It needs the number of participants of each round to be hidden from this adversary: against one who sees that number "
-        f"too, epsilon is {at_most(own.seen_count)}."
-    )
+    return f" {SECRET_COUNT} {at_most(own.seen_count)}."
+
+
+SECRET_COUNT = "Keep the number of participants per round secret: an attacker who knows it gets epsilon"
 
 
 def _strength(tpr: float) -> str:
@@ -101,7 +104,7 @@ def _other(statement: Statement, numbers: ViewNumbers) -> str:
     who = SEES[numbers.view]
     if math.isinf(numbers.proven.epsilon):
         return f"Against {who}, nothing is proven: {numbers.proven.reason}."
-    return f"Against {who}, detection is limited to {percent_at_most(numbers.tpr)} at the same rate of wrong accusations."
+    return f"Against {who}, no attack finds it more than {percent_at_most(numbers.tpr)} of the time at the same false alarms."
 
 
 def _refuted(statement: Statement) -> str:
@@ -116,12 +119,17 @@ def verdict_in_words(learnability: Learnability) -> str:
     level = learnability.level(learnability.scope.view)
     if level.ratio is None:
         return level.note
-    times = f"the noise is about {level.ratio:.3g} times as long as the longest possible {learnability.what}"
+    times = f"noise per round: {_percent_of(level.ratio)} of the largest {learnability.what}"
     return {
-        "yes": f"Yes, as far as noise goes: {times}.",
-        "perhaps": f"Perhaps: {times}; it has to average out over the rounds.",
-        "no": f"Hardly: {times}, more than the rounds can average out.",
+        "yes": f"Yes, as far as noise goes. {times[0].upper()}{times[1:]}.",
+        "perhaps": f"Perhaps. {times[0].upper()}{times[1:]}; it has to average out over the rounds.",
+        "no": f"Hardly. {times[0].upper()}{times[1:]}, more than the rounds can average out.",
     }[learnability.verdict]
+
+
+def _percent_of(ratio: float) -> str:
+    """Return a ratio in per cent; from 10 on as a factor."""
+    return f"{100 * ratio:.2g} %" if ratio < 1 else f"{100 * ratio:,.0f} %" if ratio < 10 else f"{ratio:,.3g} times the size"
 
 
 def gathered_in_words(learnability: Learnability) -> str:
@@ -132,7 +140,7 @@ def gathered_in_words(learnability: Learnability) -> str:
     gathered = gathered_ratio(level.ratio, learnability.steps)
     records = " Single records need less noise: fedveil plan shows both units, each with what may be kept."
     return (
-        f"Over {learnability.steps} of them it is {gathered:.2g} times as long as the signal. Linear models kept about "
+        f"Over {count(learnability.steps)} rounds: {_percent_of(gathered)} of the signal. Linear models kept about "
         f"{100 * expected_share(gathered):.0f} % of their accuracy above chance at that level (docs/utility.md)."
         f"{records if learnability.scope.unit is Unit.CLIENT and learnability.verdict == 'no' else ''}"
     )
@@ -141,18 +149,42 @@ def gathered_in_words(learnability: Learnability) -> str:
 def kind_line(statement: Statement) -> str:
     """Delta, unit and adjacency in one line."""
     scope = statement.scope
-    return f"delta = {statement.delta:g}, {scope.unit} level, {scope.adjacency.replace('_', '-')}"
+    return f"delta = {small(statement.delta)}, {scope.unit} level, {scope.adjacency.replace('_', '-')}"
 
 
 def scope_line(statement: Statement) -> str:
     """Unit, adjacency, view and delta in one line."""
-    return f"delta = {statement.delta:g}, {statement.scope}"
+    return f"delta = {small(statement.delta)}, {statement.scope}"
+
+
+def promise_line(statement: Statement) -> str:
+    """Return what the run promises, with its epsilon, in one line."""
+    own = statement.own
+    scope = f"for each {statement.scope.unit}, against {SEES[own.view]} ({statement.scope.adjacency.replace('_', '-')})"
+    if math.isinf(own.proven.epsilon):
+        return f"none: nothing is proven {scope}"
+    return f"epsilon {at_most(own.proven.epsilon)}, delta {small(statement.delta)} {scope}"
+
+
+def method_in_words(statement: Statement) -> str:
+    """Return what the method does: where the noise is added, for whom, and how many there are."""
+    s = statement
+    who = f"{count(s.clients)} clients"
+    if math.isinf(s.proven.epsilon):
+        return f"Training at {who}, nothing proven"
+    if s.scope.unit is Unit.RECORD:
+        return f"DP-SGD at {who}, averaged"
+    where = "to each update" if s.scope.view is View.SERVER else "to the sum of each round"
+    return f"Updates of {who}, clipped and averaged, with noise added {where}"
 
 
 def run_line(statement: Statement) -> str:
     """Clients, sampling, rounds and dimension in one line."""
     s = statement
-    return f"{s.cohort} of {s.clients} clients a round ({s.sampling} sampling), {s.rounds} rounds, {s.dimension} coordinates"
+    return (
+        f"{count(s.cohort)} of {count(s.clients)} clients per round ({s.sampling} sampling), {count(s.rounds)} rounds, "
+        f"{count(s.dimension)} coordinates"
+    )
 
 
 Number = Literal["claimed", "proven"]
@@ -236,7 +268,8 @@ def facts(statement: Statement) -> dict[str, str]:
     s = statement
     target = f"epsilon = {number(s.target_epsilon)} at {scope_line(s)}" if s.target_epsilon is not None else NO_TARGET
     return {
-        "promise": scope_line(s),
+        "promise": promise_line(s),
+        "method": method_in_words(s),
         "target": target,
         "noise multiplier": "none" if s.noise_multiplier is None else number(s.noise_multiplier, 6),
         "accountant": s.accountant,
@@ -246,6 +279,7 @@ def facts(statement: Statement) -> dict[str, str]:
 
 NO_TARGET = "none (the noise was given)"
 HOW_TO_AUDIT = "fedveil audit RUN"
+EXPLAINED = "words: fedveil explain TERM, such as zero-out, delta or aggregate"
 NOT_AUDITED = f"audited -: no attack is on record; {HOW_TO_AUDIT} adds one"
 
 
@@ -274,7 +308,8 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
     remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
     if any(numbers.audited is None for numbers in s.views):
         remarks.append(NOT_AUDITED)
-    headings = ("view", "claimed", "proven", "audited", "detected at most, at 5 % wrong accusations")
+    remarks.append(EXPLAINED)
+    headings = ("view", "claimed", "proven", "audited", "found at most, at 5 % false alarms")
     return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
 
 
@@ -289,7 +324,7 @@ def _groups(statement: Statement) -> TextSection:
 
 def if_seen(numbers: ViewNumbers) -> str:
     """The epsilon for those who see how many took part, where that matters."""
-    return f"{at_most(numbers.seen_count)} if the number of participants is seen" if numbers.seen_count is not None else ""
+    return "" if numbers.seen_count is None else f"{SECRET_COUNT} {at_most(numbers.seen_count)}"
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:
@@ -338,11 +373,11 @@ def _learnability(block: Learnability) -> TextSection:
             rows.append((TextCell(str(level.view)), *map(TextCell, known)))
     scope = block.scope
     kind = f"{scope.unit} level, {scope.adjacency.replace('_', '-')}"
-    promise = f"epsilon = {at_most(block.epsilon)} at delta = {block.delta:g} ({kind}, in that view)"
+    promise = f"epsilon = {at_most(block.epsilon)} at delta = {small(block.delta)} ({kind}, in that view)"
     said = (verdict_in_words(block), gathered_in_words(block))
     return TextSection(
         "Can it learn?",
-        (*filter(None, said), f"Clip norm {block.clip:g}; each view at the noise it needs for {promise}."),
+        (*filter(None, said), f"Clip norm {block.clip:g}. Each view has the noise that it needs for {promise}."),
         TextTable(("view", "noise multiplier", "noise norm", "noise norm / clip"), tuple(rows), remarks=tuple(remarks)),
         f"Any one of these brings the ratio to {block.target_ratio:g} at the same epsilon, delta and {scope.view} view:"
         if block.advice

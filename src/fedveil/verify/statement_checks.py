@@ -94,7 +94,7 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
         credited, dearer = (mus[0] / mus[1]) ** 2 * (1 - 1e-9), gaussian_epsilon(mus[0] / math.sqrt(least), statement["delta"])
         findings.check(credited <= most, "noises of a sum", f"at most {most}", f"{credited:.9g}")
         _beside_fellows(findings, "aggregate", credited > least, dearer)
-    on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", page)}
+    on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", page))}
     halves = {n: 10.0 ** (math.log10(abs(n)) // 1 - 3) / 2.000002 if 0 < abs(n) < math.inf else 0.0 for n in _numbers(statement)}
     lacking = [n for n, up in halves.items() if on_page.isdisjoint({n, *map(float, (f"{n:g}", f"{n:.4g}", f"{n + up:.4g}"))})]
     right = not lacking and page.startswith(f"# Privacy statement: {statement['method']} (")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,15 @@ from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, nearest, refusal
 from fedveil.experiment.config import Config, parse
-from fedveil.experiment.config_files import names as preset_names
-from fedveil.experiment.config_files import path_of
+from fedveil.experiment.presets import names as preset_names
+from fedveil.experiment.presets import path_of
 from fedveil.registry import registered_files
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow
+from fedveil.studies.reproduce.recipe_list import RECIPES, recipe_names
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")
-RECIPES = "recipes/*/*.toml"
 
 
 @dataclass(frozen=True)
@@ -102,16 +101,6 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {section} is not a section")
     target[last] = value
-
-
-def recipe_names() -> list[str]:
-    """Return the names of all recipes, `method/table`, in the order of the papers."""
-    recipes = registered_files(RECIPES)
-    order = list(dict.fromkeys(name.split("/")[0] for name in recipes))
-    return sorted(
-        recipes,
-        key=lambda name: (order.index(name.split("/")[0]), "/fig" in name, int(re.sub(r"\D", "", name.split("/")[1]) or 0)),
-    )
 
 
 def load_recipe(name: str | Path) -> Recipe:

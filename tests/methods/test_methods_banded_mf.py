@@ -341,11 +341,6 @@ def test_it_learns_better_than_independent_noise_at_the_same_epsilon() -> None:
     assert accuracy[0] > accuracy[1]
 
 
-def test_its_plans_are_the_same_whatever_the_data() -> None:
-    pairs = h.swapped_plans(h.at_epsilon_8({"name": "banded-mf", "separation": 1}))
-    assert h.all_same(pairs)
-
-
 @pytest.mark.parametrize("kind", ["snapshot", "twin"])
 def test_what_is_trained_beside_a_run_leaves_no_state_behind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack or a twin trains rounds of its own: its noise has nothing to do with the state of a run, twice neither."""

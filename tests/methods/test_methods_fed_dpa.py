@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.experiment.config_files import load_config
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.method import weighting_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier, record_steps
@@ -224,10 +221,3 @@ def test_it_learns_personal_models() -> None:
     last = h.trained(h.job_of(config)).history[-1]
     assert last["mean_personal_accuracy"] > 0.35
     assert 0 < last["mask_share"] < 0.5
-
-
-@pytest.mark.parametrize("path", h.presets("fed-dpa"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "fed-dpa"
-    assert method.releases(s, s.scope.view)

@@ -16,7 +16,6 @@ from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
-from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -75,11 +74,6 @@ def test_what_training_on_public_data_moves_most_is_sent() -> None:
         plan = policy.plan(Released(t, model, model.flip(0), client=c, public_update=update), {})
         assert plan.support is not None
         assert plan.support.nonzero().flatten().tolist() == [5, 50, 99]
-
-
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_public_mask_is_the_same_when_private_data_change(view: str) -> None:
-    h.check_plans_read_only_uploads(h.at_epsilon_8(PUBLIC, f"privacy.view={view}", SPLIT))
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
@@ -166,10 +160,3 @@ def test_the_statement_names_the_public_split_where_the_mask_reads_it() -> None:
     assert FedSMP(mask="public").assumptions(s) == ("data.public_fraction sets examples aside that are public",)
     assert FedSMP(mask="public").assumptions(h.setting()) == ()
     assert FedSMP().assumptions(s) == FedSMP(mask="moved").assumptions(s) == ()
-
-
-@pytest.mark.parametrize("path", h.presets("fed-smp"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "fed-smp"
-    assert method.releases(s, s.scope.view)

@@ -423,11 +423,6 @@ def test_poisson_ledger_is_the_planned_one() -> None:
     assert {round(e.noise_multiplier, 9) for e in events if isinstance(e, SampledGaussian)} == {round(job.setting.z, 9)}
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(view: str) -> None:
-    h.check_plans_read_only_uploads(h.at_epsilon_8(FAST, f"privacy.view={view}", "data.public_fraction=0.1"))
-
-
 def test_the_public_loss_reaches_the_controller() -> None:
     policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, pace=4.0)), setting())
     plans = [policy.plan(Released(0, torch.zeros(40), None, loss), policy.start()) for loss in (None, 0.5, 5.0)]
@@ -466,22 +461,6 @@ def test_restricting_the_support_lowers_the_noise_at_the_same_cost() -> None:
         job = h.job_of(h.at_epsilon_8({**FAST, "gamma_min": low, "gamma_max": high}, rounds=1))
         norms.append(h.trained(job).history[0]["update_norm"])
     assert norms[0] < norms[1] / 2
-
-
-@pytest.mark.heavy
-def test_learns() -> None:
-    config = h.at_epsilon_8(
-        FAST,
-        'data.partition={kind="iid", clients=180}',
-        "training.clients_per_round=60",
-        "training.sampling=poisson",
-        "training.batch_size=8",
-        "training.local_epochs=2",
-        "method.clip=0.5",
-        rounds=20,
-    )
-    job = replace(h.job_of(config), evaluate_every=20)
-    assert h.trained(job, stacked=True).history[-1]["test_accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("path", h.presets("fedanc"), ids=lambda p: p.stem)

@@ -25,7 +25,6 @@ from method_kit import (
     released,
     setting,
     stepped,
-    swapped_plans,
     trained,
     upload,
 )
@@ -147,12 +146,6 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 # --- runs ---
-
-
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_plans_read_nothing(view: str) -> None:
-    config = digits({"name": "nbafl"}, privacy={"epsilon": 5.0, "view": view}, training={"clients_per_round": 12})
-    assert all(a.clip == b.clip for a, b in swapped_plans(config))
 
 
 @pytest.mark.parametrize("source", ["paper", "repo"])

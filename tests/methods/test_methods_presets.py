@@ -1,4 +1,4 @@
-"""The presets of the methods that need no test of their own: each is read, calibrated and certified without data."""
+"""The presets of methods: each is read, calibrated and certified without data."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ METHODS = (
     "ldp-fed",
     "gfl-aldpa",
     "adap-dp-fl",
+    "dp-fedsam",
+    "time-adaptive",
+    "blur-lus",
+    "fed-addp",
+    "fed-dpa",
+    "fed-smp",
 )
 PRESETS = [path for name, path in presets().items() if name.partition("/")[0] in METHODS]
 

@@ -17,6 +17,7 @@ from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import Config
+from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.experiment.run import run
 from fedveil.ledger.ledger import Ledger
@@ -189,3 +190,11 @@ def test_refused(method: dict[str, Any], words: str) -> None:
 def test_the_largest_cap_is_privacy_epsilon() -> None:
     with pytest.raises(ConfigError, match=r"equal to privacy.epsilon = 4"):
         calibrated_setting(config(epsilons=[1.0, 3.0]))
+
+
+@pytest.mark.parametrize("path", h.presets("time-adaptive"), ids=lambda p: p.stem)
+def test_presets(path: Path) -> None:
+    statement = certify_config(load_config(path))
+    assert statement.method == "time-adaptive"
+    assert statement.proven.epsilon <= (statement.target_epsilon or 0.0)
+    assert len(statement.groups) > 1

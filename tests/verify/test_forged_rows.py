@@ -102,6 +102,7 @@ ONCE: dict[str, dict[str, Any]] = {
 """Methods whose noise is added once to a sum, and whose clip and noise follow from what was released."""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", ONCE)
 def test_noise_that_is_added_once_is_never_counted_in_shares(method: str, tmp_path: Path) -> None:
     run = small_run(config({"name": method, **ONCE[method]}, "aggregate"), tmp_path / "source")
@@ -150,6 +151,7 @@ def configured(name: str, variant: str) -> Config:
     return config({"name": name, **options, **own}, "aggregate", training=training)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate", "final"])
 def test_a_run_that_counts_a_share_which_a_client_knows_is_no_forgery(
     view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

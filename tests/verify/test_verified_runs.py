@@ -54,6 +54,7 @@ def test_every_method_verifies(name: str, tmp_path: Path) -> None:
     assert wrong(small_run(RUNS[name], tmp_path / "run")) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "noisy-fedavg", "banded-mf"])
 def test_a_run_that_was_interrupted_and_resumed_verifies(name: str, tmp_path: Path) -> None:
     configuration = case(name)
@@ -63,6 +64,7 @@ def test_a_run_that_was_interrupted_and_resumed_verifies(name: str, tmp_path: Pa
     assert wrong(tmp_path / "run") == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_steps_of_dp_sgd_verify_and_steps_with_too_low_a_cost_do_not(view: str, tmp_path: Path) -> None:
     records = {"unit": "record", "delta": 1e-5}
@@ -103,6 +105,7 @@ def test_a_published_copy_of_a_sum_with_noise_in_shares_verifies(tmp_path: Path)
 CONFIGURATIONS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: file.stem)
 def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
     statement, findings = certify_config(load_config(file)), Findings()
@@ -172,6 +175,7 @@ def test_a_run_without_noise_verifies_with_a_round_of_nobody(tmp_path: Path) -> 
     assert wrong(run) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("delta", [1e-3, 1e-13])
 def test_steps_with_so_much_noise_that_the_grid_counts_verify(delta: float, tmp_path: Path) -> None:
     """Each coordinate is rounded to 2^-24 of the noise, which costs more than one per cent of the clip; epsilon is 0 for one."""

@@ -96,7 +96,7 @@ def test_data_says_where_each_lies() -> None:
 
 
 @pytest.mark.usefixtures("no_data")
-def test_doctor_looks_at_the_machine_and_says_at_once_what_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_at_once_what_takes_time_and_looks_at_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedveil.training.cores.available_cores", lambda: 7)
     result = CliRunner().invoke(app, ["doctor"])

@@ -76,7 +76,7 @@ def test_each_client_of_the_server_view_follows_its_own_norm() -> None:
         assert abs(math.log(last[client] / norm)) <= 0.1 + 1e-4
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("clip", "quantile"),

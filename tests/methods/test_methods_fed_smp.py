@@ -76,11 +76,13 @@ def test_what_training_on_public_data_moves_most_is_sent() -> None:
         assert plan.support.nonzero().flatten().tolist() == [5, 50, 99]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_run_with_the_public_mask_is_replayed_without_a_finding(view: str) -> None:
     assert replay(h.digits(PUBLIC, SPLIT, clients=12, privacy={"epsilon": 8.0, "view": view})).findings == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_pool_and_inline_agree_on_the_public_mask(view: str) -> None:
     models = []
@@ -132,6 +134,7 @@ def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
         assert event.mu * math.sqrt(event.count) == pytest.approx(mu)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("mask", ["random", "moved", "public"])
 def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(view: str, mask: str) -> None:

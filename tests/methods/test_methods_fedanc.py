@@ -61,6 +61,7 @@ def test_controller_is_the_papers_network() -> None:
         assert gamma.item() == pytest.approx(0.1 + 0.8 / (1 + math.exp(-u[t, 0, 1].item())), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_pretraining_learns_the_mean_of_its_targets_because_they_do_not_depend_on_the_inputs() -> None:
     inputs = [(0.05, 2.0), (1e-5, 9.0), (0.1, 0.2)]
@@ -287,6 +288,7 @@ def test_published_lesson_is_the_finite_difference_of_the_next_loss(monkeypatch:
     assert handed[0] == pytest.approx(numeric, rel=2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_budget_term_pulls_the_claimed_epsilon_towards_its_target() -> None:
     assert float(estimate(torch.tensor(0.5), torch.tensor(0.4), dimension=1000, delta=1e-5)) == pytest.approx(
@@ -405,6 +407,7 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
             assert row["noise_norm"] == pytest.approx(row["beta"] * math.sqrt(row["coordinates"]) / 6, rel=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("level", [{"noise_multiplier": 5.0}, {"epsilon": 4.0}])
 @pytest.mark.heavy

@@ -395,6 +395,7 @@ def label_skewed(**method: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("seeds", "above"), [((2,), 0.25), pytest.param((0, 1, 2), 0.3, marks=pytest.mark.slow)], ids=["one seed", "three seeds"]

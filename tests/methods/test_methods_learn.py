@@ -43,7 +43,7 @@ METHODS: list[tuple[dict[str, Any], int, dict[str, Any], dict[str, Any], float]]
 """With the number of clients, what else of `training` and `privacy`, and the accuracy; single uploads need a high epsilon."""
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("method", "clients", "training", "privacy", "accuracy"), METHODS, ids=[f"{m[0]['name']}-{n}" for n, m in enumerate(METHODS)]

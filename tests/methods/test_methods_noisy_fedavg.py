@@ -317,6 +317,7 @@ def test_assumed_smoothness_is_used_round_by_round(schedule: str) -> None:
     assert by_hand < mu_of(releases_to(NoisyFedAvg(sigma=0.05), s, View.FINAL))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bits", [4, 8, 12, 24])
 def test_the_last_model_pays_for_the_grid(bits: int) -> None:
     """Coarse grids leave composition only; fine ones cost what truncation does, and the step is that of the run's door."""

@@ -14,7 +14,6 @@ from torch import Tensor
 import method_kit as h
 from by_hand import Book, federation
 from fedveil.accounting.types import View
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -121,12 +120,3 @@ def test_a_noisy_count_far_off_moves_the_clip_within_its_bounds() -> None:
         for _ in range(3):
             state = policy.observe(state, replace(sent, extras={"within": torch.tensor(count)}))
         assert state["clip"] == pytest.approx(bound)
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match="adaptive-clipping adds its own noise to whole updates"):
-        AdaptiveClipping().calibrate(h.setting(example_clip=1.0))
-    wrong = {"quantile": 1.0, "clip": 0.0, "rate": math.inf, "count_share": 1.0}
-    for name, value in wrong.items():
-        with pytest.raises(ConfigError, match=rf"method\.{name}"):
-            h.digits({"name": "adaptive-clipping", name: value})

@@ -309,11 +309,6 @@ def test_released_coordinates_stay_within_the_bound(tmp_path: Path) -> None:
     assert float(step.abs().max()) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_dp_sgd_inside_the_clients_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        ALDPFL().calibrate(replace(setting(), example_clip=1.0))
-
-
 @pytest.mark.heavy
 def test_published_learns(tmp_path: Path) -> None:
     """The paper's epsilon of 4 a batch: with noise relative to 1 / |D| of the clip, above 0.7 after 5 rounds."""

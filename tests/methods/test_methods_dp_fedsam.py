@@ -13,7 +13,6 @@ from torch import nn
 import method_kit as h
 from by_hand import ONE, TWO, federation, gradient
 from fedveil.accounting.types import View
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -125,12 +124,3 @@ def test_all_coordinates_leave_under_dp_fedavgs_plan(view: View) -> None:
     plans = [planner(m, s).plan(state, {}) for m in (DPFedSAM(clip=2.0, keep=0.1, adaptive=True), DPFedAvg(clip=2.0))]
     assert h.all_same([(plans[0], plans[1])])  # type: ignore[arg-type]
     assert [h.method_releases_mu(m, s) for m in (DPFedSAM(keep=0.1), DPFedAvg())] == [math.sqrt(20) / 2] * 2
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match="two gradients of each batch") as caught:
-        DPFedSAM().calibrate(h.setting(example_clip=1.0))
-    assert "training.local = 'sgd'" in str(caught.value)
-    for name, value in {"clip": 0.0, "rho": -0.1, "keep": 0.0}.items():
-        with pytest.raises(ConfigError, match=rf"method\.{name}"):
-            h.digits({"name": "dp-fedsam", name: value})

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 import method_kit as h
 from by_hand import ONE, TWO, Book, federation, gradient
 from fedveil.accounting.types import View
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
@@ -146,25 +145,3 @@ def test_a_client_without_examples_moves_nothing() -> None:
     progress = run(job)
     assert bool(torch.isfinite(progress.model).all())
     assert not progress.privates[1]["control"].any()
-
-
-@pytest.mark.parametrize(
-    ("local", "word"),
-    [
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1, momentum=0.9)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1, weight_decay=0.1)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("adam", 0.1)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1), schedule="cyclic"), "plain SGD steps"),
-    ],
-)
-def test_refused_training(local: LocalSpec, word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        DPScaffold().calibrate(h.setting(local=local))
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match="dp-scaffold adds its own noise to whole updates"):
-        DPScaffold().calibrate(h.setting(example_clip=1.0))
-    for name, value in {"clip": 0.0, "control_clip": math.inf, "control_share": 1.0}.items():
-        with pytest.raises(ConfigError, match=rf"method\.{name}"):
-            h.digits({"name": "dp-scaffold", name: value})

@@ -13,10 +13,8 @@ from federation_runs import config
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
 from fedveil.attacks.replay import replay
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released
@@ -146,16 +144,6 @@ def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(vie
     assert {row["coordinates"] for row in rows} == {130}
     shares = 36 if view == "aggregate" else 6
     assert rows[0]["noise_norm"] == pytest.approx(job.setting.z * 0.5 * math.sqrt(130 / shares), rel=1e-4)
-
-
-def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="view = 'server'"):
-        FedSMP(variant="published").calibrate(h.setting(View.AGGREGATE))
-    with pytest.raises(ConfigError, match="local = 'sgd'"):
-        FedSMP().calibrate(h.setting(example_clip=1.0))
-    for variant in ("published", "proven"):
-        with pytest.raises(ConfigError, match=r"method\.mask = 'public' .* set data\.public_fraction"):
-            calibrated_setting(h.digits({**PUBLIC, "variant": variant}, privacy={"epsilon": 8.0}))
 
 
 def test_the_statement_names_the_public_split_where_the_mask_reads_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -82,10 +81,3 @@ def test_a_client_with_fewer_rounds_is_charged_for_the_dearest() -> None:
     """Two of three rounds: sqrt(4 + 9) of the three parts."""
     s = h.setting(rounds=3, max_participations=2)
     assert h.method_releases_mu(GFLALDPA(), s) == pytest.approx(0.5 * math.sqrt(3 / 14) * math.sqrt(13))
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.sampling = 'fixed'"):
-        GFLALDPA().calibrate(h.setting(View.AGGREGATE, sampling="poisson"))
-    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        GFLALDPA().calibrate(replace(h.setting(), example_clip=1.0))

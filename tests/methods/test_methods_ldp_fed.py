@@ -158,8 +158,3 @@ def test_a_proven_plan_by_hand() -> None:
         assert (plan.clip, plan.noise_std, plan.place, plan.clamp) == (0.5, 1.0, place, clamp)
         assert plan.support is not None
         assert plan.support.int().tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0]
-
-
-def test_dp_sgd_inside_the_clients_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        LDPFed().calibrate(replace(h.setting(), example_clip=1.0))

@@ -17,7 +17,7 @@ MLP = 'model={name="mlp", hidden=[12, 12]}'
 METHODS: list[tuple[dict[str, Any], float, dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ({"name": "adaptive-clipping"}, 20000.0, {}, {}, ()),
     ({"name": "adapldp"}, 500.0, {}, {}, ()),
-    ({"name": "aldp-fl"}, 2000.0, {}, {}, ()),
+    ({"name": "aldp-fl"}, 2000.0, {}, {}, ("data.partition.clients=12", "training.rounds=3")),
     ({"name": "dp-scaffold"}, 8.0, {}, {}, ()),
     ({"name": "fed-smp", "share": 0.2, "mask": "public", "public_steps": 3}, 8.0, {}, PUBLIC, ()),
     ({"name": "fedanc", "pretraining_steps": 20}, 8.0, {}, PUBLIC, ()),

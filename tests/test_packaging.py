@@ -69,6 +69,7 @@ LEFT = (
 """Files that runs, builds and editors leave in a working tree."""
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_the_tests_of_the_tree_pass_in_one_that_was_used(tmp_path: Path) -> None:
     files = project_files()

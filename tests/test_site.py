@@ -84,7 +84,7 @@ def words(cells: list[dict[str, Any]]) -> list[str]:
     return [re.sub(r" +", " ", re.sub(r"\b[\da-f]{64}\b|\d[\d.e-]*", "#", "".join(text))) for text in shown]
 
 
-SLOW = ("your-own-data",)
+SLOW = ("first-run", "your-own-data")
 
 
 @pytest.mark.heavy

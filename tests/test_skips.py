@@ -29,6 +29,7 @@ def test_a_skip_is_a_failure_only_where_all_must_run(reason: str, monkeypatch: p
     assert refused(skipped("needs a GPU: this torch has none")).skipped
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_ci_runs_all() -> None:
     ci = (ROOT / ".ci" / "run").read_text()

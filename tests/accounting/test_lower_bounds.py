@@ -44,6 +44,7 @@ def two_releases(q: float, z: float, epsilon: float, *, replace: bool, remove: b
     return float(np.trapezoid(p * np.array(left), x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_two_releases_by_quadrature(adjacency: Adjacency) -> None:
     q, z, delta, replace = 0.3, 1.0, 1e-4, adjacency is Adjacency.REPLACE_ONE
@@ -57,6 +58,7 @@ def test_two_releases_by_quadrature(adjacency: Adjacency) -> None:
     assert excess(1.002 * found) < 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(("q", "z"), CASES)
 @pytest.mark.parametrize("count", [3, 50])

@@ -97,6 +97,7 @@ def test_delta_and_epsilon_are_inverse(events: list[Event], epsilon: float) -> N
         assert bound(events, delta / 1.01, accountant="pld")[0] >= epsilon * 0.995
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("adjacency", [ZERO, REPLACE, None])
 @pytest.mark.parametrize(("rate", "count"), [(0.1, 60), (0.1, 400), (0.01, 10**5), (1.0, 100)])
 @pytest.mark.heavy
@@ -179,6 +180,7 @@ def binomial(records: int, rate: float) -> list[tuple[float, float]]:
     return [(math.comb(records, j) * rate**j * (1 - rate) ** (records - j), float(j)) for j in range(records + 1)]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-13, 1e-30, 1e-200])
 @pytest.mark.parametrize(
     ("event", "adjacency", "p", "q"),
@@ -226,6 +228,7 @@ EVENTS: list[list[Event]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("events", EVENTS)
 def test_a_program_that_lets_numpy_raise_gets_the_same_numbers(events: list[Event]) -> None:

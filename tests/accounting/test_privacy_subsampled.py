@@ -37,6 +37,7 @@ def renyi(rate: float, z: float, order: float) -> float:
         return float(mp.log(mp.quad(integrand, [-14 * s, 0, 0.5, 1, order, order + 14 * s])) / (order - 1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "z"), [(0.01, 1.0), (0.1, 0.5), (0.5, 3.0), (0.3, 20.0)])
 @pytest.mark.heavy
 def test_renyi_divergence_equals_the_integral_at_integer_and_real_orders(rate: float, z: float) -> None:
@@ -89,6 +90,7 @@ def test_one_step_delta_by_integration_both_ways() -> None:
     assert one_step_delta(0, 2, 0.4) == (0, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rate", "z", "count", "delta"),
     [(0.01, 1.0, 1000, 1e-5), (0.1, 1.0, 60, 1e-5), (0.1, 0.5, 20, 1e-5), (0.5, 10.0, 300, 1e-8), (0.2, 2.0, 1, 1e-5)],

@@ -67,6 +67,7 @@ def test_no_user_in_the_plane_costs_more_than_one_whose_records_pull_together() 
         assert np.maximum(base - math.exp(epsilon) * mixed, 0).sum() * cell <= added + 1e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("records", "rate", "z", "rounds"),
     [(2, 0.01, 1.0, 1000), pytest.param(4, 0.01, 1.0, 1000, marks=pytest.mark.slow), (3, 0.1, 1.5, 60)],

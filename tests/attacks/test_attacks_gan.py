@@ -99,6 +99,7 @@ def test_observing_never_changes_the_global_model() -> None:
     assert all(torch.equal(v, state[k]) for k, v in shared.state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_curious_client_learns_a_class_it_has_never_seen() -> None:
     from sklearn.datasets import load_digits
 

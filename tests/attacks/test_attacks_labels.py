@@ -49,6 +49,7 @@ def test_batches_of_32_on_an_untrained_network(
     assert torch.equal(counts, y[chosen].bincount(minlength=10))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("n", [8, 32, 64])
 @pytest.mark.parametrize("clip", [100.0, 0.1, 0.01])
 @pytest.mark.parametrize("layered", [False, True])

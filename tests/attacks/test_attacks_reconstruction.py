@@ -44,6 +44,7 @@ def _run(
     return config.run([sent], lambda: net, net.state_dict(), knowledge, BOUNDS, torch.Generator().manual_seed(seed), **more)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "images"), [("dlg", 1), ("idlg", 1), pytest.param("dlg", 2, marks=pytest.mark.slow)])
 def test_dlg_on_a_sigmoid_network(
     kind: str, images: int, digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make
@@ -57,6 +58,7 @@ def test_dlg_on_a_sigmoid_network(
         assert result.steps_per_second > 0
 
 
+@pytest.mark.slow
 def test_a_small_gradient_tells_as_much_as_a_large_one(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
     """A clip makes gradients small, not secret: the matching loss is in units of the gradient."""
     x, y = digits
@@ -105,6 +107,7 @@ def test_noise_without_knowledge_hides_and_one_clean_layer_gives_away(
     assert not naive.adaptive
 
 
+@pytest.mark.slow
 def test_a_known_mask_is_left_out(digits: Digits, relu_cnn: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     sent = make_upload(relu_cnn, x[:1], y[:1])
@@ -115,6 +118,7 @@ def test_a_known_mask_is_left_out(digits: Digits, relu_cnn: nn.Sequential, make_
     assert psnr(informed.images, x[:1]).item() > 30 > psnr(naive.images, x[:1]).item()
 
 
+@pytest.mark.slow
 def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     sent = make_upload(sigmoid_lenet, x[:1], y[:1], {"0.weight": 1.0, "0.bias": 1.0})
@@ -123,6 +127,7 @@ def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload:
     assert psnr(adaptive.images, x[:1]).item() > 20 > psnr(naive.images, x[:1]).item()
 
 
+@pytest.mark.slow
 def test_dlg_from_weights_needs_the_local_training(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     clean = make_upload(sigmoid_lenet, x[:1], y[:1]).tensors
@@ -154,6 +159,7 @@ def test_unrolling_local_steps_beats_assuming_one(digits: Digits, relu_cnn: nn.S
     assert unrolled.trial_losses[0] < 0.01 < assumed.trial_losses[0]
 
 
+@pytest.mark.slow
 def test_gradinversion_on_a_batch(digits: Digits, relu_cnn: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     sent = make_upload(relu_cnn, x[:2], y[:2])
@@ -163,6 +169,7 @@ def test_gradinversion_on_a_batch(digits: Digits, relu_cnn: nn.Sequential, make_
     assert psnr(matched(result.images, x[:2]), x[:2]).min().item() > 20
 
 
+@pytest.mark.slow
 def test_two_noisy_uploads_of_the_same_examples_help(digits: Digits, relu_cnn: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     noisy = {k: 0.02 for k, _ in relu_cnn.named_parameters()}

@@ -163,7 +163,8 @@ def test_no_model_card_is_written_of_a_contradicted_run(config: Path, tmp_path: 
     assert "no model-card is written of a contradicted run" in done.stderr
 
 
-def test_lists(call: Program) -> None:
+def test_lists(call: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))  # real data sets take seconds to look at
     for command, word in (("methods", "dp-fedavg"), ("models", "lenet5"), ("data", "fashion-mnist"), ("tasks", "survival")):
         done = call(command)
         assert done.returncode == 0
@@ -176,6 +177,7 @@ def test_a_partition_is_plotted(config: Path, tmp_path: Path, call: Program) -> 
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_imports_what_draws_only_when_there_is_something_to_draw() -> None:
     heavy = "m for m in ('matplotlib', 'scipy.stats') if m in sys.modules"
     code = f"import sys, fedveil.cli.run_terminal; sys.exit(' '.join({heavy}) or 0)"

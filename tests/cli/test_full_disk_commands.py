@@ -76,6 +76,7 @@ def test_signing(finished: Path, copied: Path) -> None:
     assert program("verify", copied).status == 0
 
 
+@pytest.mark.slow
 def test_audits_say_what_they_found(copied: Path) -> None:
     for n in (40, 50):  # where there are none yet, and in the place of earlier ones
         for done in at_every_point(("audit", copied, "--n", n, "--json"), copied.parent):
@@ -84,6 +85,7 @@ def test_audits_say_what_they_found(copied: Path) -> None:
     assert program("verify", copied).status == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_attacks_say_what_they_found(kind: str, copied: Path) -> None:
     words = ("attack", copied / "config.toml", *ATTACKS[kind].split(), "--json", "--out", copied.parent / "out", "--seed")
@@ -104,6 +106,7 @@ def test_an_earlier_page_or_picture_stays(command: str, out: str, copied: Path) 
     assert len((copied / out).read_bytes()) > 1000
 
 
+@pytest.mark.slow
 def test_a_comparison_drawn_again(finished: Path, tmp_path: Path) -> None:
     words = ("compare", finished / "run" / "config.toml", "--methods", "dp-fedavg", "--epsilon", 8, "--seeds", 1, "--jobs", 1)
     assert program(*words, "--out", tmp_path / "c").status == 0

@@ -185,8 +185,8 @@ def fuzzed(first: int, cases: int, folder: Path, directories: dict[str, Path]) -
     return wrong
 
 
-def test_thirty_damaged_inputs(tmp_path: Path, directories: dict[str, Path]) -> None:
-    assert fuzzed(0, 30, tmp_path, directories) == []
+def test_fifteen_damaged_inputs(tmp_path: Path, directories: dict[str, Path]) -> None:
+    assert fuzzed(0, 15, tmp_path, directories) == []
 
 
 @pytest.mark.slow

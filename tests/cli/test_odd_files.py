@@ -42,6 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = ("report", "verify", "certify", "ledger", "plot")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("name", FILES)
 def test_every_command_says_it_in_a_line(
@@ -242,6 +243,7 @@ def test_a_run_is_not_resumed_on_files_that_are_not_its_own(tmp_path: Path) -> N
     assert (tmp_path / "r" / "ledger.sqlite").read_bytes() == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("file", ["curves.png", "report.html"])
 def test_a_run_whose_pictures_have_no_room_is_complete(file: str, finished: Path, tmp_path: Path) -> None:
     with FullDisk(tmp_path / "calm") as disk:

@@ -115,6 +115,7 @@ def test_no_command_runs_them_unasked_or_at_another_digest(stranger: Path) -> No
         assert not (stranger.parent / "it-ran").exists(), command
 
 
+@pytest.mark.few(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", ["audit of a run", "attack on a run", "certify"])
 def test_trusted_at_the_recorded_digest_they_run(command: str, stranger: Path) -> None:

@@ -136,6 +136,7 @@ def people_of(count: int) -> RawData:
     return RawData(x, y, x[:count], y[:count], who, who[:count])
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize(("users", "level"), [(30, "record"), (0, "record"), (0, "client")])
 def test_a_copy_of_fewer_people_than_are_named_is_no_contradiction(users: int, level: str, tmp_path: Path) -> None:

@@ -357,6 +357,7 @@ def test_dataset_refuses_infinite_and_mistyped_values() -> None:
             Dataset(entry, **{"x_train": x, "y_train": y, "x_test": x, "y_test": y, **wrong})  # type: ignore[arg-type]
 
 
+@pytest.mark.few(2)
 @real
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "uci-har"])
 @pytest.mark.heavy

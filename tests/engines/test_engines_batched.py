@@ -138,7 +138,7 @@ def local_on(model: FlatModel) -> Local:
 UNRANKED = {name: configuration for name, configuration in RUNS.items() if name not in RANKED and not name.endswith("final")}
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", covering(UNRANKED, 1))
 def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = job(RUNS[name], tmp_path / "inline"), job(RUNS[name], tmp_path / "batched")
@@ -170,6 +170,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("optimizer", "at_once"),
     [
@@ -348,6 +349,7 @@ class Failing:
         return update[:3] if local.examples == self.examples and self.how == "shape" else update
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", ["raise", "labels", "nan", "shape"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
@@ -437,6 +439,7 @@ def test_an_interrupt_is_not_swallowed(tmp_path: Path) -> None:
 # --- checkpoints, precision, names ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedglp-adp-published-server", "aldp-fl-published-server", "dp-fedavg-aggregate"])
 def test_a_run_goes_on_from_its_checkpoint(name: str, tmp_path: Path) -> None:
     configuration = RUNS[name].model_copy(update={"run": RUNS[name].run.model_copy(update={"engine": "batched"})})
@@ -633,7 +636,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     batched_gradient._on_device.cache_clear()
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", covering({name: c for name, c in RUNS.items() if not name.endswith("final")}, 2))
 def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     configuration = replace_rounds(RUNS[name], 2)

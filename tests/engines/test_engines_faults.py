@@ -136,6 +136,7 @@ def finished(run: Federation, engine: str) -> Progress:
     return progress
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: str, engine: str, tmp_path: Path) -> None:
@@ -189,6 +190,7 @@ def noise_of(progress: list[torch.Tensor]) -> float:
     return float(steps.std())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("method", "view", "std"),
@@ -263,6 +265,7 @@ def dying(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tuple
     return replace(run, context=replace(run.context, objective=objective)), victims
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("failing", [1, 2, 6])
 def test_a_round_with_too_few_survivors_is_skipped(failing: int, view: str, tmp_path: Path) -> None:
@@ -298,6 +301,7 @@ def test_clients_that_fail_are_survivors_of_the_round(view: str, engine: str, tm
     assert [e.round for e in charged(tmp_path)] == [t for t in range(3) for _ in range(6 if view == "server" else 1)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, tmp_path: Path) -> None:
     configuration = config({"name": "dp-fedavg"}, view)
@@ -368,7 +372,7 @@ KEEPING = ("aldp-fl-published", "fedglp-adp-proven", "dp-scaffold")
 """Methods whose clients keep states of each kind: both engines."""
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", covering(RUNS, 1, [f"{name}-server" for name in KEEPING]))
 def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
     """It trained and went wrong at the end: what it had is untouched, and both engines go on alike.

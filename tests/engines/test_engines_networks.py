@@ -153,6 +153,7 @@ def in_a_row() -> nn.Module:
 SHARED: list[Make] = [Twice, Repeated, OneTable, Listed, in_a_row]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine", ["inline", "batched"])
 @pytest.mark.parametrize("make", SHARED)
 def test_what_is_shared_has_the_right_gradients_at_record_level(make: Make, engine: str, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_what_is_shared_has_the_right_gradients_at_record_level(make: Make, engi
     assert apart(found, moved_at_record_level(module, x, 0.05)) < 1e-4
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make", SHARED)
 def test_what_is_shared_has_the_right_gradients_at_client_level(make: Make, engine: str, tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ CHANGED: dict[str, Make] = {
 }
 
 
-@pytest.mark.few(15)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", CHANGED)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

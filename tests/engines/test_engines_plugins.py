@@ -118,6 +118,7 @@ class Meddling(Inner):
         return update
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_what_a_client_is_handed_is_a_copy(view: str, engine: str, tmp_path: Path) -> None:
@@ -166,6 +167,7 @@ class Copying(Inner):
         return update
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_update_in_the_model_s_memory_is_not_the_next_client_s(view: str, engine: str, tmp_path: Path) -> None:
@@ -196,6 +198,7 @@ class Attached(Inner):
         return update
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_what_is_attached_to_an_update_stays_with_the_client(view: str, engine: str, tmp_path: Path) -> None:
@@ -260,6 +263,7 @@ class Spoiling(Inner):
         return list(SPOILT.values())[local.round][0](local, update) if local.client == 2 else update
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_whatever_a_client_does_it_ends_nobody_else_s_run(view: str, engine: str, tmp_path: Path) -> None:
@@ -394,6 +398,7 @@ def dp_sgd(view: str, **more: Any) -> Any:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize(("kind", "reason"), [(IgnoresGradient, "it did not in step 0"), (TenTimes, "only once in each step")])

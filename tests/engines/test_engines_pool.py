@@ -45,7 +45,7 @@ def test_every_method_is_covered_in_some_view() -> None:
     assert {configuration.privacy.view.value for configuration in RUNS.values()} >= {"server", "aggregate"}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.executors.pool_messages.LEAST", 1)  # as if the network were large: all tensors lie in slots

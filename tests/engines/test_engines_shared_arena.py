@@ -77,6 +77,7 @@ def test_what_does_not_fit_goes_through_the_pipe_and_the_next_slots_are_larger()
     slots.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["fedglp-adp", "fedanc", "ladp-fl"])
 def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []  # (round, bytes) of each message

@@ -66,6 +66,7 @@ def left(made: Federation, *clients: int) -> dict[int, bytes]:
     return found
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("view", ["aggregate", "server"])
 @pytest.mark.parametrize(
     ("hidden", "training"),
@@ -86,6 +87,7 @@ def test_close_to_inline(view: str, hidden: list[int], training: dict[str, Any],
         assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["aggregate", "server"])
 def test_the_bits_of_a_client_do_not_depend_on_the_others(view: str, tmp_path: Path) -> None:
     made, every = federation(tmp_path, small(view)), range(len(SIZES))

@@ -58,7 +58,7 @@ def clear(view: str = "aggregate", **privacy: Any) -> Config:
     return counted(config({"name": "dp-fedavg"}, view, privacy={**more, **privacy}), examples=50)
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", covering(SUMMED, 3))
 def test_every_method_releases_them_at_its_own_price_or_not_at_all(name: str, tmp_path: Path) -> None:
     made, other = counted(SUMMED[name]), certify_config(counted(SUMMED[name], **WITHOUT))
@@ -230,6 +230,7 @@ def test_counts_are_no_part_of_the_largest_update(tmp_path: Path) -> None:
     assert rows[-1]["noisy_examples"] > 4 * 5.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_replay_finds_nothing(unit: str, tmp_path: Path) -> None:
     """Neighbours have other test examples, too."""

@@ -47,7 +47,7 @@ def until(configuration: Config, folder: Path, rounds: int, saved: Checkpoints, 
     return progress
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", covering(RUNS, 2))
 @pytest.mark.heavy
 def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
@@ -173,6 +173,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("name", ["global-2.safetensors", "states-*.safetensors", "journal.jsonl"])
 def test_damage_to_any_file_is_noticed_and_the_advice_knows_of_the_ledger(name: str, how: str, tmp_path: Path) -> None:

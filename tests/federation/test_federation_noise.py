@@ -49,6 +49,7 @@ def test_a_mean_over_all_by_hand() -> None:
     assert noise["noise_norm"] == pytest.approx(math.sqrt((8 + 4.5 + 5) / 2.25))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("by_coverage", [True, False])
 def test_it_is_the_noise_that_the_server_adds(by_coverage: bool, sparse: bool) -> None:

@@ -118,6 +118,7 @@ def test_options_of_another_optimiser_are_refused() -> None:
         configure(training={"optimizer": {"relative_to_clip": True}})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tail", "ema"])
 def test_the_model_that_is_handed_over_is_the_average_and_is_the_one_scored(kind: str, tmp_path: Path) -> None:
     configuration = config({"name": "dp-fedavg"}, training={"rounds": 6, "evaluate_every": 6}, run={"final_model": kind})

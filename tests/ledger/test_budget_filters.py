@@ -91,6 +91,7 @@ def test_sampled_cost_is_never_below_the_exact_divergence(rate: float, noise_mul
         assert exact * (1 - mp.mpf("1e-100")) <= mp.mpf(cost.numerator) / cost.denominator <= exact * (1 + mp.mpf("1e-8"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "noise_multiplier", "order"), [(0.1, 1.0, 8), (0.5, 2.0, 3), (0.01, 0.5, 4), (0.9, 5.0, 16)])
 def test_replace_one_costs_at_least_what_opposite_contributions_show(rate: float, noise_multiplier: float, order: int) -> None:
     """Two clipped contributions of opposite sign, 1/2 and -1/2 in units of the sensitivity, by direct quadrature."""
@@ -108,6 +109,7 @@ def test_replace_one_costs_at_least_what_opposite_contributions_show(rate: float
         assert exact <= mp.mpf(cost.numerator) / cost.denominator < 1.5 * exact
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 49, 97, 1000, 12345])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (0.3, 1e-9), (20.0, 0.01)])
 @pytest.mark.heavy

@@ -91,6 +91,7 @@ def test_the_undamaged_copies_open(crashed: Path, closed: Path, tmp_path: Path) 
     assert opens_in_full(copy_ledger(closed, tmp_path / "b"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("state", "suffix", "flips"), [("closed", "", 100), ("crashed", "", 100), ("crashed", "-wal", 150), ("closed", "-head", 80)]
 )

@@ -62,6 +62,7 @@ def test_the_configuration_on_the_page_is_certified_at_its_epsilon() -> None:
     assert 7.99 < proven.epsilon <= 8.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_the_momentum_of_the_server_is_saved_and_its_sum_is_credited(view: str) -> None:
     """Two rounds by hand; the server is given the mean alone, so who sees sums is credited with the noise of all uploads."""
@@ -78,12 +79,14 @@ def test_the_momentum_of_the_server_is_saved_and_its_sum_is_credited(view: str) 
     assert adds_up(job.method, job.setting)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.heavy
 def test_nothing_private_shows_but_through_the_noise(view: str) -> None:
     assert replay(h.at_epsilon_8({"name": "following-clip"}, f"privacy.view={view}", "privacy.epsilon=20000")).findings == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: str) -> None:
     job = h.job_of(h.at_epsilon_8({"name": "following-clip"}, f"privacy.view={view}"))

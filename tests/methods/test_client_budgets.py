@@ -126,6 +126,7 @@ def test_a_run_charges_each_client_up_to_its_own_cap(tmp_path: Path) -> None:
     assert [row["spent_clients"] for row in result.history] == [0] * ROUNDS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("haste", [1.0, 2.0])
 @pytest.mark.heavy
 def test_replay_finds_nothing(haste: float) -> None:

@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("method", "epsilon", "training", "view"), CASES)
 def test_the_ledger_holds_the_configured_epsilon(
     method: dict[str, Any], epsilon: float, training: dict[str, Any], view: str, tmp_path: Path

@@ -12,7 +12,6 @@ import torch
 import method_kit as h
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
-from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import event_of
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, step_of
 from fedveil.methods.run_cost import Planner
@@ -157,12 +156,3 @@ def test_who_reads_the_public_split_says_so_where_there_is_one() -> None:
         assert method.assumptions(h.setting(public_split=True)) == ("data.public_fraction sets examples aside that are public",)
         assert method.assumptions(h.setting()) == ()
     assert FedANC(variant="published").assumptions(h.setting(public_split=True)) == ()
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.local = 'dp-sgd'"):
-        AdapDPFL().calibrate(h.setting())
-    with pytest.raises(ConfigError, match="plain SGD steps"):
-        AdapDPFL().calibrate(silo(local=LocalSpec(1, None, 25, OptimizerSpec("adam", lr=0.1))))
-    with pytest.raises(ConfigError, match=r"method\.clip_range"):
-        h.digits({"name": "adap-dp-fl", "clip_range": [2.0, 1.0]})

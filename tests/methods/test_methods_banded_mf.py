@@ -85,6 +85,7 @@ def left(plan: Plan, rounds: int, updates: dict[int, Tensor]) -> Vector:
     return np.array(found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rounds", [*range(1, 5), *(pytest.param(t, marks=pytest.mark.slow) for t in range(5, 9))])
 def test_the_sensitivity_is_what_the_door_lets_one_client_move(rounds: int) -> None:
     """Every pattern that the rule allows, updates of the clip's norm in one or another direction: never more, and reached.
@@ -197,6 +198,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     return drawn
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("clients", "separation"), [(20, 4), (23, 4), (60, 10)])
 def test_the_sampler_enforces_the_rule(clients: int, separation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = sampled(monkeypatch)
@@ -243,6 +245,7 @@ def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.
     check_rule(dict(drawn), 4, 4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("at", "seeded"),
     [
@@ -286,6 +289,7 @@ def walk(method: BandedMF, rounds: int, seed: int) -> tuple[float, float]:
     return z, math.sqrt(np.mean(power))
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon() -> None:
     """T = 40, b = 10, each client at most 4 times under both; both errors are the predicted ones."""
@@ -339,11 +343,6 @@ def test_it_learns_better_than_independent_noise_at_the_same_epsilon() -> None:
         accuracy.append(float(np.mean(runs)))
     assert accuracy[0] > 0.6
     assert accuracy[0] > accuracy[1]
-
-
-def test_its_plans_are_the_same_whatever_the_data() -> None:
-    pairs = h.swapped_plans(h.at_epsilon_8({"name": "banded-mf", "separation": 1}))
-    assert h.all_same(pairs)
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "twin"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from torch.nn import functional as F
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
-from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config_files import load_config
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.method_registry import described
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier
@@ -113,18 +109,6 @@ def test_proven_costs_the_configured_epsilon(view: str) -> None:
         assert 0.999 * 8.0 < epsilon_of(math.sqrt(h.book(job).mu2(client_number)), 1e-3) <= 8.0
 
 
-def test_what_it_cannot_do_is_refused_and_what_is_reconstructed_is_said() -> None:
-    for variant in ("published", "proven"):
-        with pytest.raises(ConfigError, match="local = 'sgd'"):
-            BlurLus(variant=variant).calibrate(h.setting(example_clip=1.0))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="view = 'server'"):
-        BlurLus(variant="published").calibrate(h.setting(View.AGGREGATE))
+def test_what_is_reconstructed_is_said() -> None:
     assert "Reconstructed, not read in a source: all but the abstract" in described("blur-lus")
     assert "Reconstructed" not in described("dp-fedavg")
-
-
-@pytest.mark.parametrize("path", h.presets("blur-lus"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "blur-lus"
-    assert method.releases(s, s.scope.view)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +13,7 @@ from torch import nn
 import method_kit as h
 from by_hand import ONE, TWO, federation, gradient
 from fedveil.accounting.types import View
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
-from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config_files import load_config
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.dp_fedsam import DPFedSAM, SharpnessAware
@@ -129,33 +124,3 @@ def test_all_coordinates_leave_under_dp_fedavgs_plan(view: View) -> None:
     plans = [planner(m, s).plan(state, {}) for m in (DPFedSAM(clip=2.0, keep=0.1, adaptive=True), DPFedAvg(clip=2.0))]
     assert h.all_same([(plans[0], plans[1])])  # type: ignore[arg-type]
     assert [h.method_releases_mu(m, s) for m in (DPFedSAM(keep=0.1), DPFedAvg())] == [math.sqrt(20) / 2] * 2
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match="two gradients of each batch") as caught:
-        DPFedSAM().calibrate(h.setting(example_clip=1.0))
-    assert "training.local = 'sgd'" in str(caught.value)
-    for name, value in {"clip": 0.0, "rho": -0.1, "keep": 0.0}.items():
-        with pytest.raises(ConfigError, match=rf"method\.{name}"):
-            h.digits({"name": "dp-fedsam", name: value})
-
-
-@pytest.mark.parametrize("path", h.presets("dp-fedsam"), ids=lambda p: p.stem)
-def test_presets(path: Path) -> None:
-    config = load_config(path)
-    assert config.method.name == "dp-fedsam"
-    own = next(v for v in certify_config(config).views if v.view is config.privacy.view)
-    assert own.proven.epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
-
-
-def test_it_has_a_preset() -> None:
-    assert h.presets("dp-fedsam")
-
-
-@pytest.mark.heavy
-def test_it_learns() -> None:
-    more = 'data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.local_epochs=2"
-    method = {"name": "dp-fedsam", "clip": 0.5, "rho": 0.1}
-    config = h.at_epsilon_8(method, *more, "training.batch_size=8", "training.sampling=poisson", rounds=20)
-    progress = h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True)
-    assert progress.history[-1]["test_accuracy"] > 0.8

@@ -153,52 +153,8 @@ def test_what_leaves_is_within_both_clips() -> None:
     assert [float(u.extras["control"].norm()) for u in sent] == pytest.approx([0.02, 0.02], rel=1e-4)
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_its_plans_read_only_uploads(view: str) -> None:
-    """What it broadcasts, too, is made of releases alone."""
-    h.check_plans_read_only_uploads(h.at_epsilon_8({"name": "dp-scaffold"}, f"privacy.view={view}"))
-
-
 def test_a_client_without_examples_moves_nothing() -> None:
     job = federation(FREE, [ONE, ([], [])], rounds=2, z=NO_NOISE)
     progress = run(job)
     assert bool(torch.isfinite(progress.model).all())
     assert not progress.privates[1]["control"].any()
-
-
-@pytest.mark.parametrize(
-    ("local", "word"),
-    [
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1, momentum=0.9)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1, weight_decay=0.1)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("adam", 0.1)), "plain SGD steps"),
-        (LocalSpec(optimizer=OptimizerSpec("sgd", 0.1), schedule="cyclic"), "plain SGD steps"),
-    ],
-)
-def test_refused_training(local: LocalSpec, word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        DPScaffold().calibrate(h.setting(local=local))
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match="dp-scaffold adds its own noise to whole updates"):
-        DPScaffold().calibrate(h.setting(example_clip=1.0))
-    for name, value in {"clip": 0.0, "control_clip": math.inf, "control_share": 1.0}.items():
-        with pytest.raises(ConfigError, match=rf"method\.{name}"):
-            h.digits({"name": "dp-scaffold", name: value})
-
-
-LEARNING = 'data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.local_epochs=2"
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("view", "more"),
-    [("aggregate", "training.sampling=poisson"), pytest.param("server", "privacy.epsilon=2000", marks=pytest.mark.slow)],
-)
-def test_it_learns(view: str, more: str) -> None:
-    """With single uploads noised, at an epsilon for which that leaves a signal."""
-    method = {"name": "dp-scaffold", "clip": 0.5, "control_clip": 0.5}
-    config = h.at_epsilon_8(method, *LEARNING, f"privacy.view={view}", "training.batch_size=8", more, rounds=20)
-    progress = h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True)
-    assert progress.history[-1]["test_accuracy"] > 0.6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.experiment.config_files import load_config
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan, Upload
 from fedveil.papers.fedglp_adp.claim import fedaddp_noise
 from fedveil.papers.fedglp_adp.fisher_baselines import FedADDP, RangedNoise, magnitude, unit
@@ -134,10 +131,3 @@ def test_it_learns_personal_models() -> None:
     last = h.trained(h.job_of(config)).history[-1]
     assert last["mean_personal_accuracy"] > 0.35
     assert 0 < last["mask_share"] < 0.5
-
-
-@pytest.mark.parametrize("path", h.presets("fed-addp"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "fed-addp"
-    assert method.releases(s, s.scope.view)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,12 @@ from torch import nn
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
-from fedveil.errors import ConfigError
-from fedveil.experiment.config_files import load_config
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.methods.method import weighting_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier, record_steps
 from fedveil.papers.fedglp_adp.fisher_baselines import FedDPA, TwoPasses, fisher, fisher_split, pull, pull_to, scaled
 from fedveil.papers.fedglp_adp.sparse_baselines import sigma_of
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.local import BatchGradient, Local, LocalSpec, train
 from fedveil.training.params import FlatModel, Layout
 from fisher_clients import X, Y, as_recorded, client, network
 
@@ -206,17 +202,6 @@ def test_proven_costs_the_configured_epsilon_and_counts_all_clients_alike() -> N
     assert weighting_of(PUBLISHED) == "examples"  # type: ignore[arg-type]
 
 
-def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="view = 'server'"):
-        PUBLISHED.calibrate(h.setting(View.AGGREGATE))
-    with pytest.raises(ConfigError, match="weight_decay"):
-        FedDPA().calibrate(h.setting(local=LocalSpec(optimizer=OptimizerSpec("sgd", 0.1, weight_decay=0.1))))
-    with pytest.raises(ConfigError, match=r"method\.sigma = 1 fixes the noise"):
-        FedDPA(variant="published", sigma=1.0).calibrate(h.setting(noise_multiplier=None, epsilon=1.0))
-    with pytest.raises(ConfigError, match="local = 'sgd'"):
-        FedDPA().calibrate(h.setting(example_clip=1.0))
-
-
 def test_it_learns_personal_models() -> None:
     skewed = {"partition": {"kind": "dirichlet", "clients": 20, "alpha": 0.1}, "client_test_fraction": 0.3}
     adam = ("training.optimizer.name=adam", "training.optimizer.lr=0.01")
@@ -224,10 +209,3 @@ def test_it_learns_personal_models() -> None:
     last = h.trained(h.job_of(config)).history[-1]
     assert last["mean_personal_accuracy"] > 0.35
     assert 0 < last["mask_share"] < 0.5
-
-
-@pytest.mark.parametrize("path", h.presets("fed-dpa"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "fed-dpa"
-    assert method.releases(s, s.scope.view)

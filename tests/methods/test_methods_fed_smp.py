@@ -13,11 +13,8 @@ from federation_runs import config
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
 from fedveil.attacks.replay import replay
-from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
-from fedveil.experiment.config_files import load_config
-from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Released
@@ -77,16 +74,13 @@ def test_what_training_on_public_data_moves_most_is_sent() -> None:
         assert plan.support.nonzero().flatten().tolist() == [5, 50, 99]
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_public_mask_is_the_same_when_private_data_change(view: str) -> None:
-    h.check_plans_read_only_uploads(h.at_epsilon_8(PUBLIC, f"privacy.view={view}", SPLIT))
-
-
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_run_with_the_public_mask_is_replayed_without_a_finding(view: str) -> None:
     assert replay(h.digits(PUBLIC, SPLIT, clients=12, privacy={"epsilon": 8.0, "view": view})).findings == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_pool_and_inline_agree_on_the_public_mask(view: str) -> None:
     models = []
@@ -138,6 +132,7 @@ def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
         assert event.mu * math.sqrt(event.count) == pytest.approx(mu)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("mask", ["random", "moved", "public"])
 def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(view: str, mask: str) -> None:
@@ -151,25 +146,8 @@ def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(vie
     assert rows[0]["noise_norm"] == pytest.approx(job.setting.z * 0.5 * math.sqrt(130 / shares), rel=1e-4)
 
 
-def test_what_it_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="view = 'server'"):
-        FedSMP(variant="published").calibrate(h.setting(View.AGGREGATE))
-    with pytest.raises(ConfigError, match="local = 'sgd'"):
-        FedSMP().calibrate(h.setting(example_clip=1.0))
-    for variant in ("published", "proven"):
-        with pytest.raises(ConfigError, match=r"method\.mask = 'public' .* set data\.public_fraction"):
-            calibrated_setting(h.digits({**PUBLIC, "variant": variant}, privacy={"epsilon": 8.0}))
-
-
 def test_the_statement_names_the_public_split_where_the_mask_reads_it() -> None:
     s = h.setting(public_split=True)
     assert FedSMP(mask="public").assumptions(s) == ("data.public_fraction sets examples aside that are public",)
     assert FedSMP(mask="public").assumptions(h.setting()) == ()
     assert FedSMP().assumptions(s) == FedSMP(mask="moved").assumptions(s) == ()
-
-
-@pytest.mark.parametrize("path", h.presets("fed-smp"), ids=lambda p: p.stem)
-def test_presets_calibrate(path: Path) -> None:
-    method, s = calibrated_setting(load_config(path))
-    assert method.name == "fed-smp"
-    assert method.releases(s, s.scope.view)

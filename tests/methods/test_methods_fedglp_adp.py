@@ -273,12 +273,6 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
     assert shares[-1] > 0
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(view: str) -> None:
-    model = ("model.name=mlp", "model.hidden=[12, 12]", "privacy.epsilon=20000")
-    h.check_plans_read_only_uploads(h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, f"privacy.view={view}", *ADAM, *model))
-
-
 def test_in_the_aggregate_view_masks_are_private_and_nothing_sent_depends_on_their_number() -> None:
     job = h.job_of(h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=aggregate", *ADAM))
     progress = h.trained(job)
@@ -401,6 +395,7 @@ def label_skewed(**method: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("seeds", "above"), [((2,), 0.25), pytest.param((0, 1, 2), 0.3, marks=pytest.mark.slow)], ids=["one seed", "three seeds"]

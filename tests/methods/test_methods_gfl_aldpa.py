@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -82,28 +81,3 @@ def test_a_client_with_fewer_rounds_is_charged_for_the_dearest() -> None:
     """Two of three rounds: sqrt(4 + 9) of the three parts."""
     s = h.setting(rounds=3, max_participations=2)
     assert h.method_releases_mu(GFLALDPA(), s) == pytest.approx(0.5 * math.sqrt(3 / 14) * math.sqrt(13))
-
-
-def test_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.sampling = 'fixed'"):
-        GFLALDPA().calibrate(h.setting(View.AGGREGATE, sampling="poisson"))
-    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        GFLALDPA().calibrate(replace(h.setting(), example_clip=1.0))
-
-
-@pytest.mark.heavy
-def test_both_variants_learn() -> None:
-    """Digits at chance 0.1: published as ALDP-FL's comparison needs it, proven in the aggregate view with many clients."""
-    method = {"name": "gfl-aldpa", "variant": "published", "budget": "round", "sensitivity": "mean", "keep": 0.3}
-    few = {"rounds": 20, "local_epochs": 2, "clients_per_round": None}
-    config = h.digits(method, privacy={"epsilon": 4.0, "view": "server", "unit": "record"}, training=few)
-    assert h.trained(h.job_of(config), stacked=True).history[-1]["test_accuracy"] > 0.6
-    config = h.at_epsilon_8(
-        {"name": "gfl-aldpa", "clip": 0.5, "keep": 0.3},
-        'data.partition={kind="iid", clients=180}',
-        "training.local_epochs=2",
-        "training.batch_size=8",
-        "privacy.view=aggregate",
-        rounds=20,
-    )
-    assert h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True).history[-1]["test_accuracy"] > 0.6

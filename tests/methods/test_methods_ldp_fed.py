@@ -158,29 +158,3 @@ def test_a_proven_plan_by_hand() -> None:
         assert (plan.clip, plan.noise_std, plan.place, plan.clamp) == (0.5, 1.0, place, clamp)
         assert plan.support is not None
         assert plan.support.int().tolist() == [0, 0, 0, 1, 1, 1, 1, 0, 0]
-
-
-def test_dp_sgd_inside_the_clients_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        LDPFed().calibrate(replace(h.setting(), example_clip=1.0))
-
-
-@pytest.mark.heavy
-def test_all_forms_learn() -> None:
-    """Digits at chance 0.1: published under the noise of each form, proven in the aggregate view with many clients."""
-    few = {"training": {"rounds": 10, "local_epochs": 2, "clients_per_round": None}}
-    for form in ({"mechanism": "ordinal"}, {"mechanism": "gaussian"}):
-        method = {"name": "ldp-fed", "variant": "published", **form}
-        config = h.digits(method, privacy={"epsilon": 4.0, "view": "server", "unit": "record"}, **few)
-        assert h.trained(h.job_of(config), stacked=True).history[-1]["test_accuracy"] > 0.6
-    config = h.at_epsilon_8(
-        {"name": "ldp-fed", "clip": 0.5},
-        'data.partition={kind="iid", clients=180}',
-        "training.clients_per_round=60",
-        "training.sampling=poisson",
-        "training.local_epochs=2",
-        "training.batch_size=8",
-        "privacy.view=aggregate",
-        rounds=20,
-    )
-    assert h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True).history[-1]["test_accuracy"] > 0.6

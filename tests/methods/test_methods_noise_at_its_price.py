@@ -21,6 +21,7 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: "-".join(map(str, m.values())))
 def test_the_ledger_holds_no_more_than_the_statement_says(method: dict[str, Any], view: str) -> None:

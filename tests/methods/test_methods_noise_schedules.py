@@ -26,7 +26,7 @@ from fedveil.methods.run_cost import Planner
 from fedveil.papers.ladp_fl.claim import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
 from fedveil.papers.ladp_fl.noise_schedules import DPALDP, Refined, TimeVaryingDP, priced
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, released, setting, stepped, swapped_plans, trained, upload
+from method_kit import charged_mu, digits, job_of, released, setting, stepped, trained, upload
 
 LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
 RELEASED = released([0.0] * 7)
@@ -235,18 +235,3 @@ def test_refinement_needs_a_public_loss_and_one_common_budget() -> None:
     policy = Planner.of(Refined(method), setting(View.AGGREGATE))
     with pytest.raises(ConfigError, match=r"data\.public_fraction"):
         policy.observe(policy.start(), replace(upload([0.0] * 7, [0.0] * 7), round=1))
-
-
-def test_refined_plans_read_no_data() -> None:
-    options = {"name": "time-varying-dp", "refine_every": 1, "refinement": 0.5}
-    config = digits(options, rounds=4, data={"public_fraction": 0.2}, privacy={"epsilon": 8.0, "view": "aggregate"})
-    config = config.model_copy(update={"training": config.training.model_copy(update={"clients_per_round": 12})})
-    assert all(a.noise_std == b.noise_std for a, b in swapped_plans(config))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_learns(name: str) -> None:
-    """240 clients of 6 digits, all in each of 4 rounds, epsilon 8: above 0.6 (chance is 0.1)."""
-    training = {"clients_per_round": 240, "local_epochs": 4, "batch_size": 6}
-    config = digits({"name": name}, clients=240, rounds=4, training=training, privacy={"epsilon": 8.0, "view": "aggregate"})
-    assert trained(job_of(config), stacked=True).history[-1]["test_accuracy"] > 0.6

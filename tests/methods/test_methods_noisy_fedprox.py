@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from fedveil.papers.convergent_dp.claim import claim_fedprox, linear_loss_mu
 from fedveil.papers.convergent_dp.method import NoisyFedProx, trajectory
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
-from method_kit import all_same, digits, job_of, setting, swapped_plans, trained
+from method_kit import digits, setting
 
 SPEC = LocalSpec(1, 3, 25, OptimizerSpec(lr=0.5), 2.0)
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
@@ -109,21 +108,11 @@ def test_bound_on_the_last_model_uses_the_maps_of_the_penalty() -> None:
     assert by_hand < mu_of(method.releases(s, View.AGGREGATE)) / 2
 
 
-def test_plans_do_not_read_data() -> None:
-    assert all_same(swapped_plans(digits({"name": "noisy-fedprox", "sigma": 1.0}, training=TRAINING)))
-
-
-@pytest.mark.heavy
-def test_it_learns_and_needs_less_noise_than_without_the_penalty(tmp_path: Path) -> None:
+def test_it_needs_less_noise_than_without_the_penalty() -> None:
     """alpha = 2 at rate 0.2 over 10 steps: C falls from 2 V to 0.99 V, and with it the noise for the same epsilon."""
-    training = {**TRAINING, "rounds": 10, "clients_per_round": 50, "local_steps": 10, "optimizer": {"lr": 0.2}, "batch_size": 7}
-    data = {"partition": {"kind": "iid", "clients": 100}}
-    privacy = {"epsilon": 200.0}
-    config = digits({"name": "noisy-fedprox", "proximal": 2.0}, data=data, training=training, privacy=privacy)
-    plain = digits({"name": "noisy-fedavg"}, data=data, training=training, privacy=privacy)
-    _, s = calibrated_setting(config)
-    _, without = calibrated_setting(plain)
+    training = {**TRAINING, "local_steps": 10, "optimizer": {"lr": 0.2}}
+    methods: list[dict[str, Any]] = [{"name": "noisy-fedprox", "proximal": 2.0}, {"name": "noisy-fedavg"}]
+    (_, s), (_, without) = (calibrated_setting(digits(m, training=training, privacy={"epsilon": 200.0})) for m in methods)
     assert s.z == pytest.approx(without.z)
     assert trajectory(s, 2.0)[0] == pytest.approx(1 - 0.6**10)
     assert trajectory(without)[0] == pytest.approx(4.0)
-    assert trained(job_of(config, tmp_path / "l"), stacked=True).history[-1]["test_accuracy"] > 0.7

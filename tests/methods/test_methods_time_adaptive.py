@@ -136,6 +136,7 @@ def test_the_statement_has_each_cap_and_quotes_the_worst() -> None:
     assert statement.proven.epsilon == statement.groups[-1].epsilon <= 4.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("caps", [{}, CAPS])
 def test_under_dp_sgd_each_client_is_charged_up_to_its_own_cap(caps: dict[str, Any], tmp_path: Path) -> None:
@@ -163,6 +164,7 @@ def test_the_aggregate_view_saves_in_time_alone(tmp_path: Path) -> None:
         calibrated_setting(config("privacy.view=aggregate", **CAPS))
 
 
+@pytest.mark.few(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize("more", [(), pytest.param(BY_RECORD, marks=pytest.mark.slow)])
 def test_replay_finds_nothing_where_caps_differ(more: tuple[str, ...]) -> None:

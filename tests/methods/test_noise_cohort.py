@@ -98,6 +98,7 @@ def test_a_federation_of_the_same_size_is_no_extrapolation() -> None:
     assert same.proven == plain.proven
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", ["dp-fedavg", "dp-fedsam", "time-adaptive"])
 def test_a_run_is_charged_what_it_costs_and_verifies(method: str, tmp_path: Path) -> None:
     result = run(small(LARGER, method=method), tmp_path / "run")

@@ -80,6 +80,7 @@ def test_noise_alone_never_grows_far_above_that_of_dp_fedavg(method: Method) -> 
     assert 0 < max(found) <= ROUNDS**0.25 * plain
 
 
+@pytest.mark.slow
 def test_clips_that_may_grow_follow_noise_upwards() -> None:
     """What the new range of ALDP-FL is for: within the former one and a wider, its windows take noise for movement."""
     plain = plain_norm()

@@ -51,6 +51,7 @@ def test_shapes_of_resnet152_as_built() -> None:
     assert registry.shapes("resnet152", CIFAR, 10) == {key: tuple(p.shape) for key, p in model.named_parameters()}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("name", "shape", "options"), SMALL + RESNETS)
 def test_logits_and_gradients_are_finite(name: str, shape: tuple[int, ...], options: dict[str, object]) -> None:
     model = registry.build(name, shape, 7, seed=3, **options).train()
@@ -193,6 +194,7 @@ def test_parameters_may_become_views_of_one_buffer(name: str, shape: tuple[int, 
     assert torch.equal(model(x), torch.zeros(2, 10))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [

@@ -223,6 +223,7 @@ class Seen(UploadServer, Policy):
         return state, torch.zeros_like(uploads[0].vector)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("promise", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", ["server", "aggregate"])

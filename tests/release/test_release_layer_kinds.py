@@ -601,6 +601,7 @@ CASES = [(name, vectorised) for name, kind in KINDS.items() if kind.route != LOO
 CASES += [(name, per_example_gradients) for name, kind in KINDS.items() if kind.route == BATCH]
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize(
     ("name", "made", "dtype", "tolerance"),
     [(*case, torch.float64, 1e-12) for case in CASES]
@@ -649,6 +650,7 @@ def gradients(name: str, chosen: torch.Tensor) -> torch.Tensor:
     return rows(per_example_gradients(net, x[chosen], y[chosen], losses, loop=KINDS[name].route == LOOP)[0])
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("name", KINDS)
 def test_in_passes_of_one_length_a_gradient_has_the_same_bits_whoever_else_is_there(name: str) -> None:
     others = torch.arange(24).flip(0).index_fill(0, torch.arange(12, 24), 0)

@@ -41,6 +41,7 @@ def examples(*shape: int, n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resnet18": (3, 16, 16)}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
 def test_built_in_networks_in_batches_and_one_example_at_a_time(name: str) -> None:
     module, (x, y) = build(name, NETWORKS[name], 4, 1).double(), examples(*NETWORKS[name])

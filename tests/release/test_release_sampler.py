@@ -67,6 +67,7 @@ def test_law(histogram: tuple[float, Integers, Integers]) -> None:
     assert power_test(std, values, counts) > 1e-3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("off", [0.999, 1.001])
 @pytest.mark.heavy
 def test_law_tells_a_std_off_by_a_thousandth(histogram: tuple[float, Integers, Integers], off: float) -> None:
@@ -220,6 +221,7 @@ def test_assumption_a_sees_a_larger_error(with_error: Callable[[float], None]) -
     assert max(errors_of_libraries()) > 2.0**-47
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("std", [13.7, 2.0**24, 1.9 * 2**24, 2.0**33])
 @pytest.mark.heavy
 def test_errors_within_a_change_nothing(std: float, with_error: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +294,7 @@ def test_refused_shapes_and_keys() -> None:
         rounded_normal(1.0, -1, KEY)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 1 - 1e-3])
 def test_each_coin_of_a_poisson_sample_falls_with_its_rate(rate: float) -> None:
     n, draws = 5000, 400

@@ -284,6 +284,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("method", "s"), CASES)
 @pytest.mark.heavy
 def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: DPFedAvg | FedAvg, s: Setting) -> None:
@@ -352,6 +353,7 @@ def configured(*overrides: str) -> Statement:
     return certify_config(parse(json.loads(json.dumps(CONFIG)), list(overrides)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -135,6 +135,7 @@ def untraced(text: str, s: Statement) -> list[str]:
 FORMS = [at_most, str, "{:.3g}".format, "{:.4g}".format, "{:.6g}".format, "{:.0%}".format, lambda share: f"{share:.0%}"[:-1]]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_number_is_that_of_the_field_beside_it(statements: dict[str, Statement], name: str) -> None:
     plain = statements[name]

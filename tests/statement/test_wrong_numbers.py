@@ -101,6 +101,7 @@ def _worst_square(plan: Plan, variance: torch.Tensor, layout: Layout) -> float:
     return sum(clip**2 / float(part[sent].min()) for clip, part, sent in parts if sent.any())
 
 
+@pytest.mark.few(1)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("method", "z", "printed", "true"),

@@ -99,6 +99,7 @@ def test_no_score_is_made_of_what_a_task_kept_of_clients(tmp_path: Path) -> None
     assert set(SEEN) <= public
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["object", "class", "name"])
 def test_a_task_of_ones_own_is_trained_from_python(form: str, tmp_path: Path) -> None:
     kind = example()

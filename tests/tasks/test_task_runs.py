@@ -50,7 +50,7 @@ FAST = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "level", "view"), [one if one in FAST else pytest.param(*one, marks=pytest.mark.slow) for one in VIEWS]
 )
@@ -75,7 +75,7 @@ def test_every_task_learns(name: str, tmp_path: Path) -> None:
     assert len(history[-1][f"client_{main.name}"]) == 6
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "level"),

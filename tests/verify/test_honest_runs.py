@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ import fedveil as fv
 from honest_runs import honest_run
 
 pytestmark = pytest.mark.heavy
-FAST, COSTLY, ALL = range(12, 40), range(12), range(1000, 1300)
+FAST, OTHERS, ALL = range(21, 33), (*range(21), *range(33, 40)), range(1000, 1300)
 
 
-def accused(numbers: range, folder: Path) -> list[str]:
+def accused(numbers: Iterable[int], folder: Path) -> list[str]:
     """The runs that verification does not call what they are."""
     folder.mkdir()
     found = []
@@ -37,8 +38,8 @@ def test_honest_runs_are_not_accused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_honest_runs_that_take_long_to_verify_are_not_accused(tmp_path: Path) -> None:
-    assert accused(COSTLY, tmp_path / "runs") == []
+def test_other_honest_runs_are_not_accused(tmp_path: Path) -> None:
+    assert accused(OTHERS, tmp_path / "runs") == []
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_sampled_releases_agree_with_dp_accounting(q: float, z: float, rounds: i
     assert sampled(q, z, rounds, delta, Adjacency.ZERO_OUT).epsilon == pytest.approx(expected, rel=2e-3, abs=1e-4)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("delta", [1e-5, 1e-11, 1e-15, 1e-40, 1e-250])
 @pytest.mark.parametrize(("q", "z"), [(0.001, 0.7), (0.1, 2.0), (0.5, 0.3)])
@@ -75,6 +75,7 @@ def test_one_sampled_release_agrees_at_any_delta(q: float, z: float, delta: floa
     assert sampled(q, z, 1, delta, adjacency).epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_a_plain_release_among_sampled_ones_counts(adjacency: Adjacency) -> None:
     expected, _ = bound([SampledGaussian(0.1, 1.0, 50), Gaussian(0.7)], 1e-5, accountant="pld", adjacency=adjacency)
@@ -101,7 +102,7 @@ def test_what_it_cannot_compute_it_refuses() -> None:
         Curve([(("fixed_sample_gaussian:9:3", 0.3, 1.0), 1)], 0.0, 1e-5, "zero_out")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(
     ("q", "z", "rounds", "delta"),
@@ -122,7 +123,7 @@ def test_with_little_noise_it_still_tells_a_bound(q: float, z: float, rounds: in
     assert min(curve.true_positives(0.05), 1.0) <= tpr
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("delta", [1e-3, 1e-9])
 @pytest.mark.parametrize(("q", "z"), [(4 / 33, 0.027), (0.3, 0.015), (0.1, 0.0001)])
@@ -131,6 +132,7 @@ def test_one_sampled_release_agrees_at_any_epsilon(q: float, z: float, delta: fl
     assert sampled(q, z, 1, delta, adjacency).epsilon == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("adjacency", "sizes"), [(Adjacency.ZERO_OUT, 1 / 2), (Adjacency.REPLACE_ONE, 1 / 8)])
 def test_almost_without_noise_the_number_of_rounds_counts(adjacency: Adjacency, sizes: float) -> None:
     """At delta 1e-5 a client takes part in at most 7 of 100 rounds; each tells sizes / z^2 of it, up to a few deviations."""
@@ -212,7 +214,7 @@ def test_the_best_of_gaussian_runs_agrees_to_nine_digits(runs: float, shape: flo
     assert Curve((), mu**2, delta, "zero_out", (runs, shape)).epsilon == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(("runs", "shape", "mu"), [(3, 0.0, 0.0), (10, 0.0, 0.05), (30, -0.5, 0.05), (10, 1.0, 0.2)])
 def test_the_best_of_a_random_number_of_runs_agrees_with_the_accountant(

@@ -31,6 +31,7 @@ def whole(ids: list[Any], rule: Any, times: Any = None) -> np.ndarray | None:
         return None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @settings(max_examples=150, deadline=None)
 @given(ids=people, leaver=st.integers(0, 12))

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two processes, each with whole files, in the order of the folders.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, each with whole files, in the order of the folders. Byte code is kept: to rewrite all assertions takes 15 s.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint types fast slow site clean
 
@@ -33,7 +33,7 @@ site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow
 
 # The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)

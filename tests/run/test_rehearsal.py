@@ -469,7 +469,7 @@ def test_gradients_of_single_examples_in_half_precision(half: str, tmp_path: Pat
 RUNS = dict(every_method())
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it may be left out where all is fedveil's own, and refuses no method that somebody derives from one."""

@@ -188,7 +188,9 @@ def first_round(config: Any, first: float, folder: Path) -> Any:
     return fv.train(config, folder, data=table(first)).model.vector.numpy().copy()
 
 
-@pytest.mark.parametrize("name", [name if name == "all of them" else pytest.param(name, marks=pytest.mark.slow) for name in CARRIERS])
+@pytest.mark.parametrize(
+    "name", [name if name == "all of them" else pytest.param(name, marks=pytest.mark.slow) for name in CARRIERS]
+)
 @pytest.mark.parametrize("engine", ["inline", pytest.param("pool", marks=pytest.mark.slow)])
 def test_no_other_client_moves(name: str, engine: str, tmp_path: Path) -> None:
     """Client 0's own update has a clip of 0.5, so the mean of four moves by at most a quarter of twice that, and its noise."""
@@ -468,6 +470,7 @@ def failed(does: Callable[[], Any], folder: Path) -> dict[int, str]:
     return reasons
 
 
+@pytest.mark.few(2)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("does", "words"),

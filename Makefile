@@ -26,7 +26,7 @@ test: $(STAMP) lint types
 # The inner loop: the rooms below the engines, the house, the documentation, and whole runs by the program that spend a budget.
 CORE := accounting papers ledger data tasks training release models methods federation configuration statement
 fast: $(STAMP)
-	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/run/test_run_budget.py
+	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/experiment/test_run_budget.py
 
 # The documentation as a site in build/site, which opens from disk.
 site: $(STAMP)

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two processes, each with whole files, in the order of the folders.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, each with whole files, in the order of the folders. Byte code is kept: to rewrite all assertions takes 15 s.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint types fast slow site clean
 
@@ -26,14 +26,14 @@ test: $(STAMP) lint types
 # The inner loop: the rooms below the engines, the house, the documentation, and whole runs by the program that spend a budget.
 CORE := accounting papers ledger data tasks training release models methods federation configuration statement
 fast: $(STAMP)
-	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/run/test_run_budget.py
+	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/experiment/test_run_budget.py
 
 # The documentation as a site in build/site, which opens from disk.
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m slow
 
 # The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)

@@ -75,7 +75,7 @@ USUAL = [(name, view) for name, view in VIEWS if name in IN_BOTH or (view == "ag
 """DP-FedAvg in both views, the others in one; the rest is slow."""
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "view"),
     [one if one in USUAL else pytest.param(*one, marks=pytest.mark.slow) for one in VIEWS],

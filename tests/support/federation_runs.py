@@ -74,8 +74,13 @@ OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """What a method needs beyond `config`: parameters of its own, and sections."""
 
 
-def every_method() -> Iterator[tuple[str, Config]]:
+@cache
+def every_method() -> tuple[tuple[str, Config], ...]:
     """Each method of the registry, in each variant and each view that it accepts."""
+    return tuple(_every_method())
+
+
+def _every_method() -> Iterator[tuple[str, Config]]:
     for name, kind in METHODS.items():
         variants = ["published", "proven"] if "variant" in kind.model_fields else [None]
         for variant in variants:

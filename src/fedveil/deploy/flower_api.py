@@ -4,7 +4,7 @@ Flower's SuperLink (`fedveil.deploy.superlink`) and SuperNode run as programs th
 and done here, in the process that has the configuration, the data and the ledger. So no code from the network is ever run, and
 nothing is imported again for each message.
 
-Written for flwr 1.41; `tests/network` runs it with the installed version.
+Written for flwr 1.41; `tests/deploy` runs it with the installed version.
 """
 
 from __future__ import annotations

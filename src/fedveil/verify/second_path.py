@@ -5,6 +5,7 @@ both data sets. In each cell of a grid of losses, mass moves to both ends such t
 
 import math
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,10 @@ class Curve:
         elif self.exact:
             self.epsilon = gaussian_epsilon(self.mu, delta)
         else:
-            pairs = [(*_tails(*release, adjacency), count) for release, count in sorted(sampled)]
-            if mu_squared > 0:
-                pairs.append((plain := _tails("sampled_gaussian", 1.0, 1 / self.mu, "zero_out")[0], plain, 1.0))
-            elif sum(count for *_, count in pairs) == 1:
-                self._alone = pairs[0][:2]
-            self.losses = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)]
+            releases = tuple(sorted(sampled))
+            if mu_squared == 0 and sum(count for _, count in releases) == 1:
+                self._alone = _tails(*releases[0][0], adjacency)
+            self.losses = _both_directions(releases, self.mu, delta, adjacency)
             self.epsilon = _root(lambda e: self.delta(e) > delta)
 
     def delta(self, epsilon: float) -> float:
@@ -111,6 +110,17 @@ def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]
     return (removed, added) if adjacency == "zero_out" else (replaced, replaced)
 
 
+@lru_cache(maxsize=8)  # rows, plan and statement of one run have the same releases
+def _both_directions(
+    releases: tuple[tuple[Release, float], ...], mu: float, delta: float, adjacency: str
+) -> list[tuple[Array, Array, float]]:
+    """The loss of all releases together, with the unit against without it, and the other way round."""
+    pairs = [(*_tails(*release, adjacency), count) for release, count in releases]
+    if mu > 0:
+        pairs.append((plain := _tails("sampled_gaussian", 1.0, 1 / mu, "zero_out")[0], plain, 1.0))
+    return [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)]
+
+
 def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
     """Return the loss of all releases in one direction: values, their masses, and the mass at infinity, bounded from above."""
     tail = 1e-6 * delta
@@ -163,6 +173,6 @@ def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:
     """Return a size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
     least, logarithms = 1e-3, [(losses, np.log(np.maximum(mass, 1e-300)), n) for losses, mass, n in rough]
     for orders in (up := np.geomspace(1e-3, 1e3, 80), -up):
-        logs = [math.fsum(n * float(logsumexp(order * losses + log)) for losses, log, n in logarithms) for order in orders]
-        least = max(least, float(min((np.array(logs) - math.log(tail)) / abs(orders))))
+        logs = sum(n * logsumexp(np.multiply.outer(orders, losses) + log, axis=1) for losses, log, n in logarithms)
+        least = max(least, float(min((logs - math.log(tail)) / abs(orders))))
     return least

@@ -169,6 +169,7 @@ def test_where_one_example_can_be_learned_from_nothing_changes() -> None:
     assert pairs(net(Functional()))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", [OwnNorm, Functional])
 @pytest.mark.parametrize("engine", ["inline", "pool", "stacked", "batched"])
 def test_a_normalisation_of_ones_own(

@@ -16,6 +16,7 @@ from joined_clients import machines, rows, served, small
 WAITS = "the round waits for the first answer of its 3 clients, and asks again every minute"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("view", "away"), [("server", {1, 2}), ("aggregate", {2, 1}), ("server", {2})])
 def test_a_round_with_as_many_left_out_as_answered_ends_no_run(view: str, away: set[int], tmp_path: Path) -> None:
     """Two of three hospitals were away for a round: the run had ended for good, although the third was charged for it."""
@@ -32,6 +33,7 @@ def test_a_round_with_as_many_left_out_as_answered_ends_no_run(view: str, away: 
     assert verify_run(tmp_path / "server").outcome == "verified"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_round_waits_for_its_first_answer_and_is_charged_once(view: str, tmp_path: Path) -> None:
     """It ended the server with an error, and two of them the run."""
@@ -56,6 +58,7 @@ def test_a_round_waits_for_its_first_answer_and_is_charged_once(view: str, tmp_p
     assert verify_run(tmp_path / "server").outcome == "verified"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_clients_whose_disks_are_all_full_are_asked_again_after_a_while(
     view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -77,6 +80,7 @@ def test_clients_whose_disks_are_all_full_are_asked_again_after_a_while(
     assert verify_run(tmp_path / "server").outcome == "verified"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("view", "sampling"), [("server", "fixed"), ("aggregate", "fixed"), ("aggregate", "poisson")])
 def test_a_round_goes_on_without_the_clients_it_asks_where_others_are_there(view: str, sampling: str, tmp_path: Path) -> None:
     """Only a secret sample has the sum of nobody released, with its noise: else a round without one would tell who was drawn."""

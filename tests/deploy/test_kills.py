@@ -124,7 +124,7 @@ def assert_no_release_is_missing(folder: Path, there: Mortal) -> None:
         assert "contradicted" not in kinds
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("point", CLIENT)
 def test_a_client_that_is_killed_changes_no_bit(
     point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bits: Callable[[str, str], bytes]
@@ -146,7 +146,7 @@ FEW = ("after the answers", "after the charge", "the checkpoint's head written")
 """Where a server is killed that sums, or whose clients keep their noise secret; its other points are slow there."""
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("point", "view"),
     [
@@ -175,7 +175,7 @@ WHO = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "point", "client"), WHO, ids=lambda value: value if isinstance(value, str) else "")
 def test_with_secret_noise_no_release_misses_in_any_ledger(
     name: str, point: Point, client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ def killed(path: Path, kept: Path, moment: Callable[[int, pytest.MonkeyPatch], N
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir() or not hasattr(os, "fork"), reason="forks its victim; needs /proc")
 @pytest.mark.parametrize(
     ("at", "moment"),

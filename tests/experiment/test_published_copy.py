@@ -254,6 +254,7 @@ def read_table(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file.read_text().splitlines()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate", "final"])
 def test_whether_a_client_failed_is_in_nothing_that_is_shown(view: str, tmp_path: Path) -> None:
     """Also not in the names that the ledger binds: private/failures.csv is there if and only if a client failed."""

@@ -70,6 +70,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_public_history_has_public_columns_alone(name: str, tmp_path: Path) -> None:
     configuration, public = CASES[name]

@@ -60,6 +60,7 @@ class Watched:
         return self.events.index((what, round))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "dp-fedavg server", "aldp-fl proven"])
 def test_clients_train_meanwhile_and_nothing_leaves_before(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(inline(name), tmp_path / "calm")
@@ -108,6 +109,7 @@ def test_a_round_that_cannot_be_saved_ends_the_run_before_the_next_is_charged(
     same_end(path, tmp_path / "calm")
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victim")
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_killed_while_a_round_is_written_and_the_next_one_trains(at: int, tmp_path: Path) -> None:

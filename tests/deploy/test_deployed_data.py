@@ -70,7 +70,7 @@ EVALUATED = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rows", "changes"),
     [

@@ -63,6 +63,7 @@ def in_a_child(work: Callable[[], object]) -> str:
     return answer
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "kilobytes"),
     [("dp-fedavg aggregate", (20, 60, 200)), ("aldp-fl published", (250,))],
@@ -89,6 +90,7 @@ def test_files_that_may_not_grow_further(name: str, kilobytes: tuple[int, ...], 
 STATES = {"states-3.safetensors", "global-3.safetensors", "head.json"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
 @pytest.mark.parametrize(
     "file",

@@ -114,7 +114,7 @@ def test_new_projects_pass_their_own_tests(tasks: tuple[str, ...], passed: int, 
     assert f"{passed} passed" in said
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("task", PROJECTS)
 def test_a_new_project_is_complete_and_its_commands_work(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "my projects"

@@ -69,6 +69,7 @@ from joined_clients import Nobody, configuration, consent, files, machines, rows
 from kill_points import kill_at
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("view", "method"),
     [
@@ -203,6 +204,7 @@ def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, mo
     assert (trained.gamma_min, judged(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [{"name": "dp-fedavg"}, {"name": "fedanc", "pretraining_steps": 20}])
 def test_a_server_that_resumes_offers_the_same(method: dict[str, Any], tmp_path: Path) -> None:
     """Its configuration is the one in the run directory then; another digest would be a configuration that changed."""
@@ -243,6 +245,7 @@ def test_an_offer_or_a_round_beyond_all_need_is_refused_before_it_is_read(tmp_pa
         client.answer([b"x" * 8_452_600, b"x" * 9])
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("kind", ["offer", "consent", "refusal", "task", "round"])
 def test_a_message_with_anything_beyond_its_fields_is_refused(kind: str, view: str, tmp_path: Path) -> None:
@@ -372,6 +375,7 @@ def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: 
     assert "has changed since" in read_consent(client.answer([offer_bytes(elsewhere)]), elsewhere)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("step", ["fedveil.deploy.join.replace_whole", "fedveil.deploy.client_ledger.ClientLedger.admit"])

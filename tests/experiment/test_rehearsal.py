@@ -119,6 +119,7 @@ FAILING: dict[str, tuple[Callable[[Net, Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("failing", FAILING)
 def test_what_fails_is_said_before_anything_is_made_in_the_same_words_on_each_engine(failing: str, tmp_path: Path) -> None:
     then, words = FAILING[failing]
@@ -288,6 +289,7 @@ def one_client_only(self: Any, offsets: Any, *evidence: Tensor) -> list[float | 
     raise ValueError("a score of one client is not defined")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("functions", "sections", "words"),
     [
@@ -356,6 +358,7 @@ class Aggregating(Keeping):
         return Failing()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "words"),
     [
@@ -381,6 +384,7 @@ class Locked(Net):
             return super().forward(x)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["inline", "pool", "stacked", "batched"])
 def test_what_cannot_be_copied_trains_where_no_copy_is_needed(engine: str, tmp_path: Path) -> None:
     assert (train(tmp_path / "run", Locked, engine).path / "model.safetensors").exists()
@@ -396,6 +400,7 @@ class Extra(Net):
         pass
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["inline", "pool", "stacked", "batched"])
 def test_a_state_that_no_file_can_hold_does_not_matter_where_none_has_to(engine: str, tmp_path: Path) -> None:
     assert (train(tmp_path / "run", Extra(), engine).path / "model.safetensors").exists()
@@ -416,7 +421,7 @@ HALF: dict[str, Callable[[Net, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("half", HALF)
 @pytest.mark.parametrize("engine", ["inline", "pool", "stacked", "batched"])
 def test_outputs_in_half_precision_are_trained_and_scored_in_float32(half: str, engine: str, tmp_path: Path) -> None:
@@ -469,7 +474,7 @@ def test_gradients_of_single_examples_in_half_precision(half: str, tmp_path: Pat
 RUNS = dict(every_method())
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it may be left out where all is fedveil's own, and refuses no method that somebody derives from one."""

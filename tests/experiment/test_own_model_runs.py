@@ -59,11 +59,11 @@ def reader(dropout: float = 0.0) -> nn.Module:
 
 
 def config(model: Any, engine: str = "inline", **sections: Any) -> Config:
-    """Six clients, four a round, three rounds."""
+    """Six clients, three a round, two rounds."""
     chosen: dict[str, Any] = {
         "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},
         "method": {"name": "dp-fedavg"},
-        "training": {"rounds": 3, "clients_per_round": 4, "local_steps": 2, "batch_size": 16, "sampling": "fixed"},
+        "training": {"rounds": 2, "clients_per_round": 3, "local_steps": 2, "batch_size": 16, "sampling": "fixed"},
         "privacy": {"epsilon": 8.0, "delta": 1e-2},
         "run": {"seeded_noise": True, "seed": 3, "engine": engine},
     }
@@ -87,7 +87,8 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("parts", ["lora", "head", "whole"])
 def test_engines_agree(parts: str, tmp_path: Path) -> None:
     for engine in ("inline", "pool", "batched"):
         trained(config({"module": reader(), **PARTS[parts]}, engine), tmp_path / engine)
@@ -113,7 +114,7 @@ def test_the_dimension_is_that_of_what_is_trained(tmp_path: Path) -> None:
     assert saved(tmp_path / "run").keys() == {"head.weight", "head.bias"}
     with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert {(e.dimension, e.coordinates) for _, _, e in ledger.entries()} == {(HEAD, HEAD)}
-    assert {row["uplink_bytes"] for row in result.history} == {4 * HEAD * 4}
+    assert {row["uplink_bytes"] for row in result.history} == {3 * HEAD * 4}
     layers = read_run(tmp_path / "run").layers
     assert {row["layer"] for row in layers} == {"head.weight", "head.bias"}
     frozen = {name for name in before if not name.startswith("head")}
@@ -122,6 +123,7 @@ def test_the_dimension_is_that_of_what_is_trained(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items()), "the caller's stays as it is"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_smaller_part_has_less_noise_at_the_same_price(view: str, tmp_path: Path) -> None:
     norms = {}
@@ -175,7 +177,7 @@ def test_what_is_taken_for_public_is_in_the_statement(tmp_path: Path) -> None:
     assert not any("model" in a.what for a in trained(config("linear"), tmp_path / "plain").privacy.assumptions)
 
 
-def killed(configuration: Config, path: Path, after: int = 1) -> None:
+def killed(configuration: Config, path: Path, after: int = 0) -> None:
     def stop(record: Any) -> None:
         if record["round"] == after:
             raise KeyboardInterrupt
@@ -220,7 +222,7 @@ def test_the_same_configuration_resumes_as_well(tmp_path: Path) -> None:
 
 
 def test_an_audit_asks_for_the_module_where_it_trains(tmp_path: Path) -> None:
-    trained(config({"module": reader(), "trainable": ["head.*"]}), tmp_path / "run")
+    trained(config({"module": reader(), "trainable": ["head.*"]}, training={"rounds": 1}), tmp_path / "run")
     data = small_digits()
     with pytest.raises(ConfigError, match="hand it over again in Python"):
         audit_run(tmp_path / "run", n=50, canaries=2, handed_over=HandedOver(data=data))
@@ -293,7 +295,8 @@ def test_an_import_path_runs_no_code_of_a_stranger(net_file: Path, monkeypatch: 
     fv.train(load_config(run / "config.toml", trust_plugins=True), folder / "fourth")
 
 
-@pytest.mark.parametrize("parts", ["head", "lora"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("parts", ["lora", "head"])
 def test_dp_sgd_of_a_part(parts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     level = {"training": {"local": "dp-sgd", "example_clip": 0.5}, "privacy": {"unit": "record", "view": "server", "delta": 1e-3}}
     for engine in ("inline", "pool"):
@@ -328,7 +331,8 @@ def test_an_attack_of_a_part_reads_the_gradient_of_the_part(tmp_path: Path) -> N
     assert finished.outcome.figures
 
 
-@pytest.mark.parametrize("parts", ["head", "lora"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("parts", ["lora", "head"])
 def test_nothing_private_shows_but_through_the_noise(parts: str) -> None:
     assert replay(config({"module": reader(), **PARTS[parts]}), rounds=1).findings == {}
 
@@ -353,6 +357,7 @@ class Keeping(torch.nn.Module):
             self.number = x.max()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("isolation", ["process", "copy"])
 @pytest.mark.parametrize("where", ["buffer", "attribute"])
 def test_nothing_is_made_of_what_a_module_kept_of_clients(where: str, isolation: str, tmp_path: Path) -> None:
@@ -396,9 +401,10 @@ def test_no_score_of_what_is_no_number(fails: bool, words: str, tmp_path: Path) 
 
 
 def test_another_seed_may_begin_with_other_values(tmp_path: Path) -> None:
-    trained(config({"module": Reader, "trainable": ["head.*"]}), tmp_path / "run")
+    once = {"rounds": 1}
+    trained(config({"module": Reader, "trainable": ["head.*"]}, training=once), tmp_path / "run")
     again = load_config(tmp_path / "run" / "config.toml", ["run.seed=4"], model=Reader)
     with pytest.raises(ConfigError, match="the frozen part of"):
         trained(again, tmp_path / "second")
-    trained(config(Reader), tmp_path / "whole")
+    trained(config(Reader, training=once), tmp_path / "whole")
     trained(load_config(tmp_path / "whole" / "config.toml", ["run.seed=4"], model=Reader), tmp_path / "third")

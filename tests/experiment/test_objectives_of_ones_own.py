@@ -84,7 +84,7 @@ def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str)
     return [tmp_path / f"{secret:g}" for secret in SECRETS]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "mode",
     [
@@ -143,6 +143,7 @@ def test_state_that_no_checkpoint_can_hold_is_refused_where_it_is_made(value: An
     assert _is_plain(kept) and is_storable(kept)  # noqa: PT018
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("engine", ["inline", "batched", "pool"])
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_under_dp_sgd_a_client_that_fails_sends_the_noise_of_its_steps(

@@ -59,7 +59,7 @@ def test_a_signature_is_checked_against_its_signer(signed: Path, keys: Path) -> 
     assert armoured.startswith("-----BEGIN SSH SIGNATURE-----\n")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("identity", ["bob", "carol", "-h", ""])
 def test_another_identity_did_not_sign(identity: str, signed: Path, keys: Path) -> None:
     assert found(signed, Signer(identity, keys / "signers")).kind == "contradicted"
@@ -93,7 +93,7 @@ def _no_text(run: Path, other: Path, keys: Path) -> None:
 CHANGES = (_of_another_run, _another_digest, _armour_of_another_run, _other_namespace, _no_text)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__[1:])
 def test_what_nobody_signed_is_contradicted(
     change: Callable[[Path, Path, Path], None], signed: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory

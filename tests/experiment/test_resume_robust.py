@@ -26,6 +26,7 @@ def limited(most: int, *, seeded: bool) -> Config:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("at", [1, 3])
 def test_clients_of_an_interrupted_round_count_as_having_taken_part(most: int, at: int, tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_with_seeded_noise_the_interrupted_round_samples_the_same_clients_again(
 # --- cut before the ledger is there -----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("files", range(7))
 def test_a_directory_of_a_run_that_never_began_is_used_again(files: int, tmp_path: Path) -> None:
     configuration = limited(1, seeded=True)

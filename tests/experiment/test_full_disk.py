@@ -65,6 +65,7 @@ def test_every_kind_of_file_is_among_the_points(tmp_path: Path) -> None:
         assert name in points, f"{name} not in {points}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "aldp-fl published"])
 def test_a_full_disk_at_some_points(name: str, tmp_path: Path) -> None:
     configuration = inline(name)

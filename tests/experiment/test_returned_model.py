@@ -88,7 +88,7 @@ SCORED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", SCORED)
 def test_the_score_is_that_of_the_model_that_is_handed_over(case: str, tmp_path: Path) -> None:
     """Scores took the statistics of test batches: 0.872, where the file and `model.module` had 0.098."""

@@ -90,8 +90,6 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute or name)
     except ModuleNotFoundError as error:
-        from fedveil.errors import missing_extra
-
-        if not (lacking := missing_extra(error)):
+        if not (lacking := importlib.import_module("fedveil.errors").missing_extra(error)):
             raise
         raise ModuleNotFoundError(lacking, name=error.name) from error

@@ -1,6 +1,7 @@
 """fedveil: differentially private federated learning whose privacy you can check.
 
-The names below are imported on first use, so that `import fedveil` is quick and `certify` never imports torch.
+The names below are imported on first use, so that `import fedveil` is quick. Training needs the extra `train`; statements,
+ledgers, budgets, verification and releases for other platforms do not.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ _WHERE = {
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.experiment.published_copy",
     "verification": "fedveil.experiment.verification",
+    "Releaser": "fedveil.platforms.releaser",
+    "NoisyMean": "fedveil.platforms.releaser",
+    "UpdateRefused": "fedveil.errors",
     "dp_mod": "fedveil.deploy.dp_mod",
     "CentralDP": "fedveil.deploy.central_dp",
     "Federation": "fedveil.api.federation",
     "Run": "fedveil.api.run",
     "open_run": "fedveil.api.run",
     "compare": "fedveil.api.federation",
-    "Statement": "fedveil.api.run",
+    "Statement": "fedveil.statement.statement_layout:PrintedStatement",
     "Training": "fedveil.experiment.sections",
     "Privacy": "fedveil.experiment.sections",
     "Optimizer": "fedveil.experiment.sections:LocalOptimizer",
@@ -83,4 +87,9 @@ def __getattr__(name: str) -> Any:
     if name not in places:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(places)}")
     module, _, attribute = places[name].partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+    try:
+        return getattr(importlib.import_module(module), attribute or name)
+    except ModuleNotFoundError as error:
+        if not (lacking := importlib.import_module("fedveil.errors").missing_extra(error)):
+            raise
+        raise ModuleNotFoundError(lacking, name=error.name) from error

@@ -3,7 +3,6 @@
 from fedveil.api.federation import Federation as Federation
 from fedveil.api.federation import compare as compare
 from fedveil.api.run import Run as Run
-from fedveil.api.run import Statement as Statement
 from fedveil.api.run import open_run as open_run
 from fedveil.data.dataset import Dataset as Dataset
 from fedveil.data.load import load as load
@@ -19,6 +18,7 @@ from fedveil.errors import ConfigError as ConfigError
 from fedveil.errors import DataError as DataError
 from fedveil.errors import FedveilError as FedveilError
 from fedveil.errors import LedgerError as LedgerError
+from fedveil.errors import UpdateRefused as UpdateRefused
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import configure as configure
 from fedveil.experiment.config import replace as replace
@@ -63,6 +63,9 @@ from fedveil.papers.ladp_fl.baselines import SensitiveDP as SensitiveDP
 from fedveil.papers.ladp_fl.method import LaDPFL as LaDPFL
 from fedveil.papers.ladp_fl.noise_schedules import DPALDP as DPALDP
 from fedveil.papers.ladp_fl.noise_schedules import TimeVaryingDP as TimeVaryingDP
+from fedveil.platforms.releaser import NoisyMean as NoisyMean
+from fedveil.platforms.releaser import Releaser as Releaser
+from fedveil.statement.statement_layout import PrintedStatement
 from fedveil.statement.statement_layout import to_markdown as to_markdown
 from fedveil.tasks.classification import Binary as Binary
 from fedveil.tasks.classification import Classification as Classification
@@ -77,5 +80,6 @@ from fedveil.tasks.token_prediction import TokenPrediction as TokenPrediction
 
 __version__: str
 Optimizer = LocalOptimizer
+Statement = PrintedStatement
 certify = certify_config
 train = run

@@ -22,7 +22,7 @@ from fedveil.cli import (
 )
 from fedveil.cli.command_help import Command, in_order, panel_of
 from fedveil.cli.command_options import flag, whole_words
-from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
+from fedveil.errors import ConfigError, FedveilError, missing_extra, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
 from fedveil.registry import Registry
 
@@ -183,6 +183,8 @@ def _in_a_line(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyboardInterrupt):
         return ""
+    if lacking := missing_extra(error):
+        return lacking
     if fault := plugin_fault(error):
         return f"{fault} (--debug shows how it came to that)"
     if _lacks_memory(error):

@@ -149,7 +149,8 @@ def verify(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run directory, or a zip of one.", callback=checked(require_there("a run directory, or a zip of one"))
+            help="Run directory, a zip of one, or a ledger file of a Releaser or a budget.",
+            callback=checked(require_there("a run directory, a zip of one, or a ledger file")),
         ),
     ],
     pin: Annotated[str | None, typer.Option(help="Closing digest that is known from elsewhere: 64 hex digits.")] = None,
@@ -163,7 +164,7 @@ def verify(
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
+    """Check a run or a ledger: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
     from rich.console import Console
 
     from fedveil.cli.privacy_terminal import reading_progress, render_verification, verification_values

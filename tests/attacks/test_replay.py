@@ -90,7 +90,7 @@ def config_of(name: str, view: str, training: dict[str, Any], privacy: dict[str,
 
 
 def test_every_method_is_replayed() -> None:
-    assert {name for name, _, _ in PROVEN} == set(METHODS) - DEFENCES
+    assert {name for name, _, _ in PROVEN} == set(METHODS) - DEFENCES - {"scaffold"}, "which adds no noise"
 
 
 @pytest.mark.few(12)

@@ -106,7 +106,7 @@ def test_both_engines_see_the_same() -> None:
 
 
 @pytest.mark.few(6)
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedavg", "adap-dp-fl"} - DEFENCES))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedavg", "scaffold", "adap-dp-fl"} - DEFENCES))
 def test_every_proven_method_carries_canaries(name: str) -> None:
     """Adap DP-FL is not among them: it protects records, by DP-SGD inside the clients."""
     own = {"separation": 1} if name == "banded-mf" else {}  # every client is in every round

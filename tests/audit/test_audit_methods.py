@@ -36,7 +36,7 @@ RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 
 
 def small(method: dict[str, Any], rounds: int = 4, *, clients: int = 8, sampling: str = "fixed", **privacy: Any) -> Config:
-    noise = {} if method["name"] in {"fedavg", *DEFENCES} else {"epsilon": 2.0}
+    noise = {} if method["name"] in {"fedavg", "scaffold", *DEFENCES} else {"epsilon": 2.0}
     by_record = method["name"] == BY_RECORD
     return parse(
         {

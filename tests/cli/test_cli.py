@@ -141,7 +141,7 @@ def test_certify_writes_what_institutions_ask_for(config: Path, call: Program) -
         assert (done.returncode, done.stdout) == (0, for_institution(statement, institution))
     done = call("certify", config, "--as", "nist", "--json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--as nist has a format of its own: leave out --json and --markdown" in " ".join(done.stderr.split())
+    assert "--as nist has a format of its own: omit --json and --markdown" in " ".join(done.stderr.split())
 
 
 def test_no_model_card_is_written_of_a_contradicted_run(config: Path, tmp_path: Path, call: Program) -> None:

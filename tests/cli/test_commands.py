@@ -147,7 +147,7 @@ def test_attack_without_a_kind_lists_the_kinds(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("verify runs/nope", "runs/nope is not a run directory, or a zip of one: No such file or directory"),
+        ("verify runs/nope", "runs/nope is not a run directory, a zip of one, or a ledger file: No such file or directory"),
         ("plot runs/nope", "runs/nope does not exist, so it is not a run directory"),
         ("audit runs/nope", "runs/nope is neither a configuration file nor a run directory"),
         ("attack runs/nope --kind ig", "runs/nope is neither a configuration file nor a run directory"),

@@ -197,7 +197,7 @@ def test_the_verdict_stands_before_training(config: Path, tmp_path: Path) -> Non
 def test_a_result_is_short_in_a_terminal_and_a_table_in_a_notebook(config: Path, tmp_path: Path) -> None:
     result = run(load_config(config), tmp_path / "[b]<i>")
     assert repr(result).startswith("<Result of dp-fedavg (proven): test accuracy ")
-    assert "proven epsilon 8 at delta = 0.001" in repr(result)
+    assert "proven epsilon 8 at delta = 1e-3" in repr(result)
     assert len(repr(result)) < 400
     page = result._repr_html_()
     assert page.count("<tr>") == 1 + len(result.privacy.views)

@@ -22,7 +22,7 @@ from fedveil.verify import Finding, Verification
 from finished_runs import finished
 
 pytestmark = pytest.mark.heavy
-EARLIER = Path(__file__).parents[1] / "run" / "data" / "aggregate-0.1"
+EARLIER = Path(__file__).parents[1] / "experiment" / "data" / "aggregate-0.1"
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_is_no_run_cannot_be_told(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "empty.zip", "w"):
         pass
     (tmp_path / "text").write_text("no run")
-    for path in (tmp_path / "absent", tmp_path / "empty.zip", tmp_path / "text", tmp_path, EARLIER):
+    for path in (tmp_path / "empty.zip", tmp_path / "text", tmp_path, EARLIER):
         done = call("verify", path)
         assert done.exit_code == 2, done.output
         assert ": cannot tell (" in done.output

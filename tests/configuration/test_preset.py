@@ -26,7 +26,7 @@ def test_exactly_one_of_file_and_preset() -> None:
         chosen(None, None)
     with pytest.raises(ConfigError, match="both a configuration file and --preset"):
         chosen(Path("a.toml"), "ladp-fl/cifar10-cnn")
-    with pytest.raises(ConfigError, match="did you mean 'ladp-fl/cifar10-cnn'"):
+    with pytest.raises(ConfigError, match="near it are ladp-fl/cifar10-cnn"):
         chosen(None, "ladp-fl/cifar10-cn")
 
 

@@ -74,7 +74,7 @@ def test_objects_from_python_are_kept_with_every_parameter() -> None:
     config = configure(method=DPFedAvg(), model="linear")
     assert config.method == DPFedAvg()
     assert config.model.name == "linear"
-    assert config.model_dump()["method"] == {"name": "dp-fedavg", "clip": 1.0}
+    assert config.model_dump()["method"] == {"name": "dp-fedavg", "clip": 1.0, "proximal": 0.0}
     assert given_keys(ALDPFL()) == {"name": "aldp-fl"}
 
 

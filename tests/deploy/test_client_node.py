@@ -121,7 +121,7 @@ def test_an_error_in_training_says_nothing_to_the_server(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (BudgetExhausted("/home/alice: 16.6814% is asked"), b"its release costs more than is left"),
+        (BudgetExhausted("/home/alice: 16.6814% is asked"), b"the release costs more privacy than this client"),
         (LedgerError("/home/alice: 16.6814% is asked"), b"own record of the run does not allow it"),
         (ConfigError("the planned rounds"), b"the planned rounds"),
     ],

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.experiment.config import Config
-from fedveil.experiment.resume import begun
+from fedveil.experiment.resume import has_begun
 from fedveil.experiment.run import run
 from fedveil.studies.grid import cell_job
 from fedveil.studies.reproduce.measurements import MEASURES
@@ -61,7 +61,7 @@ def trained(config: Config, rounds: set[int], out: Path) -> None:
         if done in rounds:
             shutil.copytree(path / "checkpoint", out / str(done) / "checkpoint", dirs_exist_ok=True)
 
-    run(config, path, keep, resume=begun(path))
+    run(config, path, keep, resume=has_begun(path))
     for done in rounds:
         for file in path.glob("ledger.sqlite*"):  # which may be ahead of a checkpoint
             shutil.copy(file, out / str(done))

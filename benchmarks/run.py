@@ -8,7 +8,7 @@ Writes benchmarks/results/engine.json. Ratios are of the fastest rounds, which o
 from __future__ import annotations
 
 from fedveil.executors.pool import ProcessPool
-from fedveil.executors.select_engine import settled
+from fedveil.executors.select_engine import engine_to_record
 from fedveil.methods.fedavg import DPFedAvg
 from harness import arguments
 from sides import Turns, federation, limit, ours, save, setting, together
@@ -21,7 +21,7 @@ def compare(workload: str, rounds: int) -> Turns:
     """Rounds of both."""
     job = federation(workload, DPFedAvg(), setting(workload))
     sides = {"limit": limit(workload), "pool": ours(job)}
-    if settled("auto", job.context.model, job.context.objective, job.setting) == "stacked":
+    if engine_to_record("auto", job.context.model, job.context.objective, job.setting) == "stacked":
         sides["stacked"] = ours(job, ProcessPool(job.context, 2, stacked=True))
     return together(sides, rounds)
 

@@ -32,7 +32,7 @@ class Counter(Policy):
 
     calls = 0
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         type(self).calls += 1
         return gaussian_plan(s, 0.5 / type(self).calls)
 

@@ -55,7 +55,7 @@ def of_all(monkeypatch: pytest.MonkeyPatch, score: Callable[..., Any]) -> None:
 def raw_mean(job: Federation, progress: Any) -> float:
     """The score without the door."""
     assert job.client_tests is not None
-    model = evaluation.handed_over(job, progress)
+    model = evaluation.load_final_model(job, progress)
     output, target = evidence(job.context.task, model, job.client_tests.x, job.client_tests.y)
     return float((output.argmax(1) == target).double().mean())
 
@@ -110,11 +110,11 @@ def test_clients_score_apart_so_that_nobody_moves_the_others_statistics(monkeypa
     def together(job: Federation, progress: Any) -> float | None:
         tests = job.client_tests
         assert tests is not None
-        model = evaluation.handed_over(job, progress)
+        model = evaluation.load_final_model(job, progress)
         with monkeypatch.context() as patched:
             patched.setattr(FlatModel, "eval", partialmethod(FlatModel.eval, own_statistics=True))
             each = iter(job.context.task.client_scores(tests.offsets, *evidence(job.context.task, model, tests.x, tests.y)))
-        monkeypatch.setattr(evaluation, "own_score", lambda *_: next(each))
+        monkeypatch.setattr(evaluation, "client_score", lambda *_: next(each))
         return evaluation.release_score(job, progress)
 
     changes = [c for c in CHANGES if c.name == "huge values"]

@@ -10,7 +10,7 @@ import torch
 
 from fedveil.accounting.types import View
 from fedveil.deploy.consent import OwnData
-from fedveil.deploy.deployed_data import own_part, public_part
+from fedveil.deploy.deployed_data import client_data, public_part
 from fedveil.deploy.join import JoinedClient
 from fedveil.deploy.offers import offer_bytes, offer_of, read_consent
 from fedveil.errors import ConfigError
@@ -45,7 +45,7 @@ def test_what_only_all_data_together_could_give_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="nobody has that"):
         public_part(resolve(public))
     with pytest.raises(ConfigError, match="must be a table"):
-        own_part(resolve(configure(data={"name": "digits"})), 0, str(tmp_path / "0.csv"))
+        client_data(resolve(configure(data={"name": "digits"})), 0, str(tmp_path / "0.csv"))
 
 
 def test_weights_that_the_server_cannot_know_are_refused() -> None:
@@ -125,12 +125,12 @@ def test_a_record_that_does_not_fit_keeps_no_other_one_from_training(row: str, t
     """It kept all of them from it: a batch was moved by all of its records, and one was charged."""
     files(tmp_path)
     config, file = by_record(tmp_path, test_fraction), tmp_path / "1.csv"
-    x, y = own_part(resolve(config), 1, str(file)).clients.examples(1)
+    x, y = client_data(resolve(config), 1, str(file)).clients.examples(1)
     lines, told = file.read_text().splitlines(), list[str]()
     place = next(i for i, line in enumerate(lines) if line.startswith(f"{x[20, 0]:.3f}".rstrip("0") + ","))
     lines[place] = row
     file.write_bytes("\n".join(lines).encode("latin-1"))
-    found = own_part(resolve(config), 1, str(file), told.append).clients.examples(1)
+    found = client_data(resolve(config), 1, str(file), told.append).clients.examples(1)
     for left, all_of_them in zip(found, (x, y), strict=True):
         assert left.equal(torch.cat([all_of_them[:20], all_of_them[21:]]))
     (line,) = told
@@ -162,7 +162,7 @@ def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path)
     narrow = configuration(tmp_path, "nowhere.csv", normalise={"a": [0, 0.01]}).data
     for changes, left in (({"data": narrow}, 49), ({"model": configure(model={"name": "mlp"}).model}, 50)):
         config = by_record(tmp_path).model_copy(update=changes)
-        made = own_part(resolve(config), 1, str(tmp_path / "1.csv"))
+        made = client_data(resolve(config), 1, str(tmp_path / "1.csv"))
         assert made.clients.size(1) == left
         rehearsed(resolve(config), made, whole=False)
 
@@ -174,7 +174,7 @@ def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
     files(tmp_path)
     rows = {"a": [1, 2, 2**25 + 1, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "1.parquet")
-    x, y = own_part(resolve(by_record(tmp_path)), 1, str(tmp_path / "1.parquet")).clients.examples(1)
+    x, y = client_data(resolve(by_record(tmp_path)), 1, str(tmp_path / "1.parquet")).clients.examples(1)
     assert (x.tolist(), y.tolist()) == ([[1, 0.5], [2, 0.5]], [0, 1])
 
 

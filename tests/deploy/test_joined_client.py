@@ -28,7 +28,7 @@ from fedveil import __version__
 from fedveil.accounting.types import View
 from fedveil.cli.app import app
 from fedveil.deploy.client_ledger import TRUSTS
-from fedveil.deploy.consent import Consent, judged, read_consent_file
+from fedveil.deploy.consent import Consent, check_offer, read_consent_file
 from fedveil.deploy.grid_engine import GONE
 from fedveil.deploy.join import JoinedClient, Joining, _alone, advice, join
 from fedveil.deploy.offers import (
@@ -201,7 +201,7 @@ def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, mo
     offer = read_offer(message)
     assert client.consented(offer) == certified.epsilon
     trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.part.method
-    assert (trained.gamma_min, judged(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
+    assert (trained.gamma_min, check_offer(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
 
 
 @pytest.mark.few(1)
@@ -231,7 +231,7 @@ def test_the_largest_model_that_is_allowed_is_judged_without_a_vector_of_its_len
     asked = small(model={"name": "mlp", "hidden": [300_000]}, training={"rounds": 3})
     tracemalloc.start()
     try:
-        judged(consent(0, least_noise=0.01), asked)
+        check_offer(consent(0, least_noise=0.01), asked)
         assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:
         tracemalloc.stop()
@@ -402,7 +402,7 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
         assert "has changed since" in reason
         assert pinned == cheap
         assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(cheap)]), cheap) == ""
-    planned = judged(consent(0), pinned.parsed())
+    planned = check_offer(consent(0), pinned.parsed())
     charged = [row.event for row in rows(path)]
     assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
@@ -502,7 +502,7 @@ def test_two_processes_of_one_client_consent_to_one_configuration_of_a_name(
     reasons = overlapping(monkeypatch, "fedveil.deploy.join.JoinedClient._pin", ask)
     (agreed,) = (offer for offer, reason in zip(offers, reasons, strict=True) if not reason)
     assert Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text())) == agreed
-    planned = judged(consent(0), agreed.parsed())
+    planned = check_offer(consent(0), agreed.parsed())
     charged = [row.event for row in rows(tmp_path / "lifetime-aggregate.sqlite")]
     assert charged == planned_charges(planned.method, planned.setting.of(0))
 
@@ -791,7 +791,7 @@ def test_an_offer_leaves_out_what_concerns_the_server_alone() -> None:
 
 
 def test_the_client_certifies_what_the_server_states() -> None:
-    found = judged(consent(0), offer_of("r", 0, small()).parsed())
+    found = check_offer(consent(0), offer_of("r", 0, small()).parsed())
     assert found.statement.proven.epsilon == pytest.approx(8, rel=1e-4)
     assert found.setting.scope.view is View.SERVER
 

@@ -23,7 +23,7 @@ from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.executors.batched import Batched
 from fedveil.executors.device import gpu_problem, settings
 from fedveil.executors.inline import Inline
-from fedveil.executors.select_engine import engine, place
+from fedveil.executors.select_engine import device_for, engine
 from fedveil.executors.stacked_models import ClientThread, Request, Stack, by_example, gradients, padded, vectorised
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.config import Config
@@ -525,15 +525,20 @@ def test_engines_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
         engine("batche", context)
     monkeypatch.setattr(engines, "gpu_problem", lambda: "it is broken")
     with pytest.raises(ConfigError, match=r"run.engine = 'cuda', but it is broken: set run.engine to auto, pool, or batched"):
-        place("cuda")
+        device_for("cuda")
     monkeypatch.setattr(engines, "gpu_in_machine", lambda: False)
-    assert place("auto") == "cpu"
+    assert device_for("auto") == "cpu"
     assert not caplog.records
     monkeypatch.setattr(engines, "gpu_in_machine", lambda: True)
-    assert place("auto") == "cpu"
+    assert device_for("auto") == "cpu"
     assert [r.message for r in caplog.records] == ["this machine has a GPU, but it is broken: training on the CPU"]
     monkeypatch.setattr(engines, "gpu_problem", lambda: "")
-    assert (place("auto"), place("cuda"), place("auto", timeout=1.0), place("pool")) == ("cuda:0", "cuda:0", "cpu", "cpu")
+    assert (device_for("auto"), device_for("cuda"), device_for("auto", timeout=1.0), device_for("pool")) == (
+        "cuda:0",
+        "cuda:0",
+        "cpu",
+        "cpu",
+    )
 
 
 @pytest.mark.parametrize("name", ["cuda", "pol"])

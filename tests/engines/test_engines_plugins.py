@@ -288,7 +288,7 @@ class Moody(Policy):
 
     plain: Plan
 
-    def plan(self, s: Setting, seen: Released, state: dict[str, Any]) -> Plan:
+    def plan(self, s: Setting, released: Released, state: dict[str, Any]) -> Plan:
         rng = np.random.default_rng(int.from_bytes(os.urandom(8), "little"))
         assert self.plain.support is not None
         support = torch.from_numpy(rng.random(len(self.plain.support)) < 0.5)

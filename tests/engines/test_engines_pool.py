@@ -22,7 +22,7 @@ from federation_runs import assert_same, charged, config, covering, every_method
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool, start_method, work
-from fedveil.executors.select_engine import engine, place
+from fedveil.executors.select_engine import device_for, engine
 from fedveil.federation.fit import fit
 from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.progress import Federation, Progress, start
@@ -308,7 +308,7 @@ def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
         engine("inline", run.context, timeout=1.0)
     for name in ("inline", "batched", "cuda"):
         with pytest.raises(ConfigError, match=f"{name} cannot interrupt"):
-            place(name, timeout=1.0)
+            device_for(name, timeout=1.0)
     with pytest.raises(ConfigError, match="must be > 0"):
         ProcessPool(run.context, timeout=0.0)
     assert isinstance(engine("auto", run.context, timeout=1.0), ProcessPool)
@@ -331,7 +331,7 @@ def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert isinstance(engine("auto", run.context), Inline)
     for name, timeout in (("pool", None), ("auto", 1.0)):
-        for made in (lambda n, t: engine(n, run.context, t), place):
+        for made in (lambda n, t: engine(n, run.context, t), device_for):
             with pytest.raises(ConfigError, match=r"a worker of multiprocessing\.Pool may not start any"):
                 made(name, timeout)
 

@@ -17,7 +17,7 @@ import fedveil.executors.inline as stacked
 from federation_runs import bits, compared, config, finished, job, small_digits
 from fedveil.executors.inline import Inline, StackedClients
 from fedveil.executors.pool import ProcessPool
-from fedveil.executors.select_engine import engine, settled
+from fedveil.executors.select_engine import engine, engine_to_record
 from fedveil.executors.stacked_models import by_example, dense, keeps_apart, losses_of, obstacle
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import read_config
@@ -61,7 +61,7 @@ def left(made: Federation, *clients: int) -> dict[int, bytes]:
     for outcome in StackedClients(made.context).outcomes(tasks(made, *clients)):
         release = outcome.release
         assert isinstance(release, Contribution | SealedUpload)
-        vector = release.sealed if isinstance(release, Contribution) else made.context.door.leaving(release.upload)
+        vector = release.sealed if isinstance(release, Contribution) else made.context.door.released_bits(release.upload)
         found[outcome.client] = bits(vector)
     return found
 
@@ -132,7 +132,7 @@ def test_a_stack_whose_worker_dies_costs_the_client_that_killed_it(tmp_path: Pat
     with ProcessPool(made.context, 2, stacked=True) as pool:
         outcomes = list(pool.map(tasks(made, *range(len(SIZES)))))
     assert {o.client: o.error for o in outcomes if o.error} == {5: "its worker process died (tried 2 times)"}
-    leaving = made.context.door.leaving
+    leaving = made.context.door.released_bits
     rows = {o.client: bits(leaving(o.release.upload)) for o in outcomes if isinstance(o.release, SealedUpload)}
     assert rows == {client: row for client, row in before.items() if client != 5}
 
@@ -176,7 +176,7 @@ def test_a_stack_leaves_by_the_door_as_each_alone(view: str, tmp_path: Path) -> 
         one, other = mine.release, theirs.release
         if isinstance(one, SealedUpload) and isinstance(other, SealedUpload):
             assert one.entry == other.entry
-            assert bits(made.context.door.leaving(one.upload)) == bits(made.context.door.leaving(other.upload))
+            assert bits(made.context.door.released_bits(one.upload)) == bits(made.context.door.released_bits(other.upload))
         else:
             assert isinstance(one, Contribution)
             assert isinstance(other, Contribution)
@@ -190,11 +190,11 @@ def test_a_policy_that_changes_its_plan_meanwhile_changes_neither_clip_nor_noise
     plan = Plan(layer_clip=clips, noise_std=1.0)
     update = torch.full((door.layout.dimension,), 10.0)
     before = door.seal_upload(update, plan, 3, 0)
-    terms = door.terms(plan)
+    terms = door.compile(plan)
     clips *= 100
     after = door.seal_upload(update, terms, 3, 0)
     assert after.entry == before.entry
-    assert bits(door.leaving(after.upload)) == bits(door.leaving(before.upload))
+    assert bits(door.released_bits(after.upload)) == bits(door.released_bits(before.upload))
     assert door.seal_upload(update, plan, 3, 0).entry != before.entry
 
 
@@ -259,7 +259,7 @@ def test_which_networks_can_be_stacked(module: nn.Module, dense_only: bool) -> N
 def test_auto_stacks_many_clients_of_small_dense_networks(tmp_path: Path) -> None:
     def chosen(configuration: Config, timeout: float | None = None, name: str = "auto") -> str:
         made = job(configuration, tmp_path / str(len(list(tmp_path.iterdir()))))
-        return settled(name, made.context.model, made.context.objective, made.setting, timeout)
+        return engine_to_record(name, made.context.model, made.context.objective, made.setting, timeout)
 
     assert chosen(small(clients=32)) == "stacked"
     assert chosen(small(clients=31)) == chosen(small(clients=32), timeout=1.0) == "auto"

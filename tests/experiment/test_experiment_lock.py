@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.experiment.run_directory import claimed
+from fedveil.experiment.run_directory import locked
 from resumed_runs import case, entries, go, interrupted
 
 
@@ -21,7 +21,7 @@ def held_by_a_child(path: Path, *, with_a_grandchild: bool = False) -> tuple[int
     child = os.fork()
     if child == 0:
         try:
-            with claimed(path):
+            with locked(path):
                 grandchild = os.fork() if with_a_grandchild else 0
                 if grandchild or not with_a_grandchild:
                     os.write(writing, b"%d" % grandchild)
@@ -54,26 +54,26 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: P
 
 def test_only_the_run_itself_holds_the_lock_not_what_it_forked(tmp_path: Path) -> None:
     child, grandchild = held_by_a_child(tmp_path, with_a_grandchild=True)
-    with pytest.raises(ConfigError, match="another run"), claimed(tmp_path):
+    with pytest.raises(ConfigError, match="another run"), locked(tmp_path):
         pass
     kill(child)
     os.waitpid(child, 0)
     try:
-        with claimed(tmp_path):
+        with locked(tmp_path):
             os.kill(grandchild, 0)  # is still there
     finally:
         kill(grandchild)
 
 
 def test_the_same_process_is_refused_too_and_a_fork_does_not_end_the_claim(tmp_path: Path) -> None:
-    with claimed(tmp_path):
+    with locked(tmp_path):
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        with pytest.raises(ConfigError, match="another run"), claimed(tmp_path):
+        with pytest.raises(ConfigError, match="another run"), locked(tmp_path):
             pass
-    with claimed(tmp_path):
+    with locked(tmp_path):
         pass
 
 

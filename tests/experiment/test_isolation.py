@@ -250,7 +250,7 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     """What each of the other clients sent in the first round, in the order in which a process trains them."""
     from fedveil.executors.inline import Inline
     from fedveil.experiment.assembly import federation
-    from fedveil.federation.fit import asked
+    from fedveil.federation.fit import begin_round
     from fedveil.federation.progress import start
     from fedveil.ledger.ledger import Ledger
 
@@ -259,7 +259,7 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     Ledger.create(folder / "ledger.sqlite", "r", {}).close()
     job = federation(*opened(config, table(first)), folder / "ledger.sqlite", "r")
     assert job.context.isolation == "process"
-    tasks, _, _ = asked(job, start(job), list(range(CLIENTS)))
+    tasks, _, _ = begin_round(job, start(job), list(range(CLIENTS)))
     with Inline(job.context) as engine:
         sent = {outcome.client: outcome.release for outcome in engine.map(tasks)}
     return {c: release.upload.vector.numpy() for c, release in sent.items() if c}

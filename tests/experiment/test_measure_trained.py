@@ -77,7 +77,7 @@ def test_a_network_that_fails_with_a_clients_model_ends_no_run(tmp_path: Path, m
     def failing(*given: Any) -> float:
         raise FedveilError("the network divided by zero")
 
-    monkeypatch.setattr(evaluation, "own_score", failing)
+    monkeypatch.setattr(evaluation, "client_score", failing)
     ended = run(configure(**settings(measure_trained=True, personal_on_test_set=True)), tmp_path / "run")
     assert math.isnan(ended.history[-1]["mean_personal_accuracy"])
     assert math.isnan(ended.history[-1]["mean_personal_test_accuracy"])

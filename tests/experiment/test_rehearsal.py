@@ -330,11 +330,11 @@ def test_a_right_task_of_ones_own_trains(tmp_path: Path) -> None:
 class Keeps(Policy):
     """A policy that keeps what no checkpoint can hold, from the first release on."""
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         return gaussian_plan(s, 0.5)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
-        return {"seen": lambda: left}
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
+        return {"seen": lambda: upload}
 
 
 class Keeping(MethodConfig):
@@ -478,7 +478,7 @@ RUNS = dict(every_method())
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it may be left out where all is fedveil's own, and refuses no method that somebody derives from one."""
-    monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
+    monkeypatch.setattr(rehearsal, "is_user_defined", lambda method: True)
     rehearsed(RUNS[name])
 
 
@@ -486,7 +486,7 @@ def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatc
     ("name", "level"), [*((name, "client") for name in SECTIONS), *((name, "record") for name in BY_EXAMPLE)]
 )
 def test_a_round_of_every_built_in_task_can_be_rehearsed(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
+    monkeypatch.setattr(rehearsal, "is_user_defined", lambda method: True)
     configuration = small(name, level=level, training={"measure_trained": level == "client"})
     rehearsal.rehearsed(*opened(configuration, made(name)))
 

@@ -32,7 +32,7 @@ class Asking(Policy):
 
     public_steps: ClassVar[int] = STEPS
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         return Plan(clip=1.0)
 
 

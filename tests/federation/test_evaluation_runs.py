@@ -14,7 +14,7 @@ import torch
 
 from federation_runs import assert_same, bits, charged, config, covering, every_method, finished, job
 from fedveil.attacks.replay import replay_federation
-from fedveil.deploy.deployed_data import own_part
+from fedveil.deploy.deployed_data import client_data
 from fedveil.deploy.grid_engine import GridEngine
 from fedveil.errors import ConfigError
 from fedveil.executors.batched import Batched
@@ -266,7 +266,7 @@ def test_a_client_certifies_them_and_the_bits_are_those_of_inline(tmp_path: Path
 
 def test_a_client_keeps_its_test_examples_from_training(tmp_path: Path) -> None:
     made = clear()
-    alone = own_part(resolve(made), 2, None)
+    alone = client_data(resolve(made), 2, None)
     assert alone.client_tests is not None
     assert [alone.client_tests.size(c) > 0 for c in range(6)] == [c == 2 for c in range(6)]
     assert [len(alone.clients.examples(c)[1]) > 0 for c in range(6)] == [c == 2 for c in range(6)]

@@ -24,7 +24,7 @@ from fedveil.federation.evaluation import public_scores
 from fedveil.federation.fit import one_round
 from fedveil.federation.history import Columns, Record
 from fedveil.federation.progress import start
-from fedveil.federation.server import SeenRound, public_figures, release_figures
+from fedveil.federation.server import VisibleRound, public_figures, release_figures
 from fedveil.methods.base import Method
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.run_cost import Planner
@@ -84,22 +84,34 @@ def test_noise_that_only_clients_know_of_is_told_in_the_private_half() -> None:
     assert second["cumulative_noise_norm"] == pytest.approx(first["noise_norm"] + second["noise_norm"])
 
 
-GIVEN = {"Method", "Setting", "Columns", "SeenRound", "Row", "Task", "FlatModel", "Tensor", "int", "float | None", "int | None"}
+GIVEN = {
+    "Method",
+    "Setting",
+    "Columns",
+    "VisibleRound",
+    "Row",
+    "Task",
+    "FlatModel",
+    "Tensor",
+    "int",
+    "float | None",
+    "int | None",
+}
 GIVEN |= {"str | None", "Sequence[Upload]", "Sequence[Tensor] | None", "Sequence[int]", "list[State]", "Sequence[State]"}
 
 
 def test_the_functions_that_fill_the_public_half_are_given_public_things_alone() -> None:
     """Neither a federation, which has the clients' examples, nor outcomes, private states or the progress, which has both."""
-    functions = (public_figures, release_figures, SeenRound.in_view, public_scores, EpsilonSpent.after, Planner.measured)
+    functions = (public_figures, release_figures, VisibleRound.in_view, public_scores, EpsilonSpent.after, Planner.measured)
     kinds = [p.annotation for f in functions for name, p in inspect.signature(f).parameters.items() if name != "self"]
-    assert {*kinds, *(field.type for field in fields(SeenRound))} <= GIVEN
+    assert {*kinds, *(field.type for field in fields(VisibleRound))} <= GIVEN
 
 
 @pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_who_is_not_to_see_it_is_not_handed_how_many_took_part(view: View, sampling: str) -> None:
     job = federation(DPFedAvg(clip=1.0), PARTS, view=view, z=1.0, sampling=sampling)
-    seen = SeenRound(0, 2, "nobody answered", 1, sent=[6], norm=1.0, noise=[torch.ones(2)], noise_before=0.0)
+    seen = VisibleRound(0, 2, "nobody answered", 1, sent=[6], norm=1.0, noise=[torch.ones(2)], noise_before=0.0)
     shown = seen.in_view(job.method, job.setting)
     secret = sampling == "poisson" and view is not View.SERVER
     assert (shown.senders, shown.skipped) == ((None, None) if secret else (2, "nobody answered"))

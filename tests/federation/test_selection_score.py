@@ -58,7 +58,7 @@ def test_it_is_one_release_of_one_number_charged_by_its_sensitivity(adjacency: s
 
 def scores(job: Federation, values: list[float | None], n: int, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     one_by_one = itertools.cycle(values)
-    monkeypatch.setattr(module, "own_score", lambda *_: next(one_by_one))
+    monkeypatch.setattr(module, "client_score", lambda *_: next(one_by_one))
     free = dataclasses.replace(job.context.door, ledger=Free())
     job = dataclasses.replace(job, context=dataclasses.replace(job.context, door=free))
     return np.array([release_score(job, start(job)) for _ in range(n)])
@@ -105,7 +105,7 @@ def test_a_client_on_whose_examples_the_network_fails_counts_in_the_middle(
             raise ValueError("an example of client 0")
         return score
 
-    monkeypatch.setattr(module, "own_score", failing)
+    monkeypatch.setattr(module, "client_score", failing)
     assert release_score(job, start(job)) == pytest.approx(1 - 0.5 / CLIENTS, abs=1e-4)
 
 

@@ -19,7 +19,7 @@ from fedveil.federation.evaluation import DECAY
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Progress, start
 from fedveil.federation.round import Engine
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.training.optimizer import OptimizerSpec
 from resumed_runs import case, go, interrupted
 
@@ -161,5 +161,5 @@ def test_a_bound_of_the_last_model_does_not_speak_of_an_average() -> None:
     }
     method, setting = calibrated_setting(configure(**sections))
     averaged, s = calibrated_setting(configure(**sections, run={"final_model": "tail"}))
-    assert releases_to(method, setting, View.FINAL) != releases_to(method, setting, View.AGGREGATE)
-    assert releases_to(averaged, s, View.FINAL) == releases_to(method, setting, View.AGGREGATE)
+    assert events_in_view(method, setting, View.FINAL) != events_in_view(method, setting, View.AGGREGATE)
+    assert events_in_view(averaged, s, View.FINAL) == events_in_view(method, setting, View.AGGREGATE)

@@ -23,7 +23,7 @@ from fedveil.experiment.plugins import load_plugins
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
 from fedveil.methods.method_registry import METHODS
-from fedveil.methods.run_cost import adds_up
+from fedveil.methods.run_cost import is_sum_equivalent
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
 
@@ -76,7 +76,7 @@ def test_the_momentum_of_the_server_is_saved_and_its_sum_is_credited(view: str) 
     progress = start(job)
     assert fit(job, Inline(job.context), progress, after) == ""
     assert all(torch.allclose(models[t + 1] - models[t], moved[t], atol=1e-6) for t in range(2))
-    assert adds_up(job.method, job.setting)
+    assert is_sum_equivalent(job.method, job.setting)
 
 
 @pytest.mark.few(1)

@@ -61,9 +61,9 @@ class TwoGroups(MethodConfig):
 class ByGroup(Policy):
     method: TwoGroups
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         plan = gaussian_plan(s, self.method.clip)
-        return replace(plan, noise_std=plan.noise_std / (self.method.haste if seen.client < self.method.hasty else 1.0))
+        return replace(plan, noise_std=plan.noise_std / (self.method.haste if released.client < self.method.hasty else 1.0))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
 from fedveil.experiment.certify import certify_config
 from fedveil.mechanism.plan import Plan, Released
-from fedveil.methods.method_registry import described
+from fedveil.methods.method_registry import description
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier
 from fedveil.papers.fedglp_adp.sparse_baselines import BlurLus, ShortAndSparse
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
@@ -110,5 +110,5 @@ def test_proven_costs_the_configured_epsilon(view: str) -> None:
 
 
 def test_what_is_reconstructed_is_said() -> None:
-    assert "Reconstructed, not read in a source: all but the abstract" in described("blur-lus")
-    assert "Reconstructed" not in described("dp-fedavg")
+    assert "Reconstructed, not read in a source: all but the abstract" in description("blur-lus")
+    assert "Reconstructed" not in description("dp-fedavg")

@@ -14,7 +14,7 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Unbounded, View
 from fedveil.methods.method import weighting_of
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier, record_steps
 from fedveil.papers.fedglp_adp.fisher_baselines import FedDPA, TwoPasses, fisher, fisher_split, pull, pull_to, scaled
 from fedveil.papers.fedglp_adp.sparse_baselines import sigma_of
@@ -189,7 +189,7 @@ def test_noise_and_claim_by_either_accountant(source: Any, accountant: Any, coun
         assert isinstance(events[0], Unbounded)
     else:
         assert math.sqrt(sum(e.count * e.mu**2 for e in events)) == pytest.approx(math.sqrt(20) / (wanted / 2))  # type: ignore[union-attr]
-        assert releases_to(method, s, View.AGGREGATE) == events, "weights by size: the sum is not credited with n equal shares"
+        assert events_in_view(method, s, View.AGGREGATE) == events, "weights by size: the sum is not credited with n equal shares"
 
 
 def test_proven_costs_the_configured_epsilon_and_counts_all_clients_alike() -> None:

@@ -26,7 +26,7 @@ from fedveil.mechanism.grid import from_grid, to_grid
 from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.base import Mean, SumServer
 from fedveil.methods.projected import Projected, Trajectory, assumptions_of, last_model_mu
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.claim import FedAvgClaim, StepRates, linear_loss_mu
 from fedveil.papers.convergent_dp.method import NoisyFedAvg, trajectory, upload_std
@@ -168,7 +168,7 @@ def test_a_fellow_client_knows_its_own_share(cohort: int, colluders: int) -> Non
     method = NoisyFedAvg(sigma=1.5, project_to=2.0)
     s = method.calibrate(noisy(View.FINAL, noise_multiplier=None, clients=200, cohort=cohort, colluders=colluders, rounds=10**6))
     known = max(colluders, 1)
-    assert [s.sharers_to(view) for view in View] == [1, cohort - known, cohort - colluders]
+    assert [s.unknown_noises_in(view) for view in View] == [1, cohort - known, cohort - colluders]
     event = method.releases(s, View.AGGREGATE)[0]
     assert isinstance(event, Gaussian)
     assert event.mu == pytest.approx(3 / (1.5 * math.sqrt(cohort - known)), rel=1e-12)
@@ -294,11 +294,11 @@ def test_bound_on_the_last_model_by_hand() -> None:
     s = method.calibrate(noisy(View.FINAL, noise_multiplier=None, rounds=2000))
     expected = (60 + (6 + rounding(s, 1.5, 60.0)[1]) * 10) / math.sqrt(10) / (1.5 / 2)
     assert bound_of_last(method, s) == pytest.approx(expected, rel=1e-12)
-    assert mu_of(releases_to(method, s, View.FINAL)) == pytest.approx(min(expected, math.sqrt(2000 * 4 / 3)))
+    assert mu_of(events_in_view(method, s, View.FINAL)) == pytest.approx(min(expected, math.sqrt(2000 * 4 / 3)))
     longer = replace(s, rounds=2_000_000)
-    assert mu_of(releases_to(method, longer, View.FINAL)) == pytest.approx(expected)
+    assert mu_of(events_in_view(method, longer, View.FINAL)) == pytest.approx(expected)
     assert mu_of(method.releases(longer, View.AGGREGATE)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
-    assert mu_of(releases_to(NoisyFedAvg(sigma=1.5), longer, View.FINAL)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
+    assert mu_of(events_in_view(NoisyFedAvg(sigma=1.5), longer, View.FINAL)) == pytest.approx(math.sqrt(2_000_000 * 4 / 3))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -314,7 +314,7 @@ def test_assumed_smoothness_is_used_round_by_round(schedule: str) -> None:
     by_hand = final_mu(rhos, gammas.tolist(), [1.0] * 300, [0.05 / 2] * 300)
     free, smooth = (bound_of_last(NoisyFedAvg(sigma=0.05, project_to=1.0, assumed_smoothness=L), s) for L in (None, 0.01))
     assert smooth == pytest.approx(min(by_hand, free), rel=1e-9)
-    assert by_hand < mu_of(releases_to(NoisyFedAvg(sigma=0.05), s, View.FINAL))
+    assert by_hand < mu_of(events_in_view(NoisyFedAvg(sigma=0.05), s, View.FINAL))
 
 
 @pytest.mark.few(2)
@@ -330,7 +330,7 @@ def test_the_last_model_pays_for_the_grid(bits: int) -> None:
     assert h * math.sqrt(s.layout.dimension) == rounding(s, 0.05, 1.0, bits)[0]
     before = final_mu_constant(1.005**3, 3 / 4, 20_000, 1.0, sigma)
     after = final_mu_constant(1.005**3, 3 / 4 + sum(rounding(s, 0.05, 1.0, bits)), 20_000, 1.0, sigma)
-    found = mu_of(releases_to(method, s, View.FINAL))
+    found = mu_of(events_in_view(method, s, View.FINAL))
     assert found == pytest.approx(min(after, bound_of_last(NoisyFedAvg(sigma=0.05, project_to=1.0), s)), rel=1e-9)
     assert found >= before
 
@@ -405,7 +405,7 @@ def test_every_row_with_a_bound_on_the_last_model_says_what_it_rests_on() -> Non
     method = NoisyFedAvg(sigma=0.5, project_to=2.0, assumed_smoothness=0.01)
     for view in View:
         s = method.calibrate(noisy(view, rounds=500, noise_multiplier=None))
-        bounded = mu_of(releases_to(method, s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
+        bounded = mu_of(events_in_view(method, s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
         assert bounded is (view is not View.SERVER)
         assert ("0.01-smooth" in " ".join(assumptions_of(method, s))) is bounded
 
@@ -446,7 +446,7 @@ def test_the_bound_on_the_last_model_follows_from_the_parts(kind: type[NoisyFedA
     s = noisy(rounds=20_000, noise_multiplier=None)
     method = kind(sigma=0.5, project_to=0.02)
     s = method.calibrate(s)
-    last, sums = (bound(releases_to(method, s, view), s.delta)[0] for view in (View.FINAL, View.AGGREGATE))
+    last, sums = (bound(events_in_view(method, s, view), s.delta)[0] for view in (View.FINAL, View.AGGREGATE))
     assert (last < sums / 2) if holds else last == sums
 
 

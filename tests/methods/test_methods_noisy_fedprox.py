@@ -14,7 +14,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, View
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.claim import claim_fedprox, linear_loss_mu
 from fedveil.papers.convergent_dp.method import NoisyFedProx, trajectory
@@ -104,7 +104,7 @@ def test_bound_on_the_last_model_uses_the_maps_of_the_penalty() -> None:
     s = method.calibrate(prox(View.FINAL, local=spec, rounds=5000, adjacency=Adjacency.REPLACE_ONE))
     grid = 2.0**-29 * math.sqrt(s.layout.dimension) * (1 + 1 / 4)  # of uploads with noise 0.05, and of whole shifts of their mean
     by_hand = final_mu_constant(1 + 0.5 * 0.01, 2 * 2.0 * 0.5 / 4 + grid + 2.0**-20, 5000, 1.0, 0.05 / 2)
-    assert mu_of(releases_to(method, s, View.FINAL)) == pytest.approx(by_hand, rel=1e-9)
+    assert mu_of(events_in_view(method, s, View.FINAL)) == pytest.approx(by_hand, rel=1e-9)
     assert by_hand < mu_of(method.releases(s, View.AGGREGATE)) / 2
 
 

@@ -25,7 +25,7 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.server import evaluation_figures, server_step
 from fedveil.mechanism.plan import Released, Upload
 from fedveil.methods.base import Fixed, MethodConfig, Release, Summed, SumServer, UploadServer, gaussian_plan, mean
-from fedveil.methods.run_cost import adds_up, check_declared
+from fedveil.methods.run_cost import check_declared, is_sum_equivalent
 from fedveil.methods.setting import Setting
 from fedveil.papers.aldp_fl.baselines import LDPFed
 from fedveil.papers.ladp_fl.baselines import NbAFL
@@ -90,7 +90,7 @@ def test_a_plain_sum_has_the_noise_of_all_uploads_but_one_that_a_client_knows() 
     one, all_of_them = (epsilon_of(m, 1e-5) for m in (1 / Z, 1 / (Z * math.sqrt(N - 1))))
     for method in (Plus(), Halved(), Weighted(weighting="uniform")):
         assert epsilons(method, setting()) == pytest.approx([one, all_of_them, all_of_them], rel=1e-6)
-    assert adds_up(NbAFL(), setting())
+    assert is_sum_equivalent(NbAFL(), setting())
 
 
 @pytest.mark.parametrize("method", [Median(), Weighted(), Clamped(), LDPFed()], ids=lambda method: type(method).__name__)
@@ -99,7 +99,7 @@ def test_what_is_no_plain_sum_inherits_the_servers_number(method: Any) -> None:
     texts = " ".join(text for view in certify(method, setting()).views for text in view.proven.assumptions)
     assert "no upload is missing" not in texts
     check_declared(method, setting(), torch.zeros(6))
-    assert not adds_up(Median(), setting())
+    assert not is_sum_equivalent(Median(), setting())
 
 
 def test_the_old_number_of_uploads_that_are_clamped_one_by_one_is_refuted() -> None:
@@ -140,8 +140,8 @@ def test_rounds_that_a_cap_on_participations_empties_are_credited_with_no_sum() 
     server, sums, last = epsilons(Plus(), setting(**some))
     worst = epsilon_of(math.sqrt(1 + 1 / 7) / 3, 1e-5)  # in the last two rounds
     assert server == sums == last > worst > epsilon_of(math.sqrt(2 / 8) / 3, 1e-5)
-    assert adds_up(Plus(), setting(**some, min_survivors=8))
-    assert adds_up(Plus(), setting(**{**some, "max_participations": 4}))
+    assert is_sum_equivalent(Plus(), setting(**some, min_survivors=8))
+    assert is_sum_equivalent(Plus(), setting(**{**some, "max_participations": 4}))
 
 
 def shifted(there: Federation, uploads: list[Upload], by: torch.Tensor) -> list[Upload]:
@@ -149,7 +149,7 @@ def shifted(there: Federation, uploads: list[Upload], by: torch.Tensor) -> list[
     moved = torch.stack([torch.as_tensor(upload.integers) for upload in uploads])
     moved[0] += by
     moved[1] -= by
-    return [there.context.door.opened(u, integers, u.plan) for u, integers in zip(uploads, moved, strict=True)]
+    return [there.context.door.decoded(u, integers, u.plan) for u, integers in zip(uploads, moved, strict=True)]
 
 
 def test_the_server_makes_the_same_model_of_uploads_of_equal_sums(tmp_path: Path) -> None:

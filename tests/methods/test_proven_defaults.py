@@ -23,7 +23,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
-from fedveil.methods.method_registry import described, method_from
+from fedveil.methods.method_registry import description, method_from
 from fedveil.papers.aldp_fl.method import ALDPFL
 from fedveil.papers.fedanc.method import FedANC
 from fedveil.papers.fedglp_adp.method import FedGLPADP
@@ -48,7 +48,7 @@ def test_what_is_given_stays_and_a_default_does_not_count_as_given() -> None:
     assert (method.gamma, method.beta0) == (0.4, 0.1)
     assert given_keys(method) == {"name": "fedglp-adp", "gamma": 0.4}
     assert method_from(method.model_dump()) == method
-    assert "gamma_min = 0.8 (published: 0.1)" in described("fedanc")
+    assert "gamma_min = 0.8 (published: 0.1)" in description("fedanc")
 
 
 @cache

@@ -32,7 +32,7 @@ PLANS = {
 @pytest.mark.parametrize(("factor", "uploads"), [(1, 1), (2, 1), (1, 7)])
 def test_the_price_is_that_of_the_update_alone(name: str, share: float, factor: int, uploads: int) -> None:
     plan, counts = PLANS[name], EvaluationCounts(share, 25)
-    beside = counts.beside(plan, LAYOUT)
+    beside = counts.added_to(plan, LAYOUT)
     alone = plan_mu(plan, LAYOUT, factor, uploads)
     assert plan_mu(beside, LAYOUT, factor, uploads) == pytest.approx(alone, rel=2e-7)  # noise by layer is float32
     assert isinstance(alone, float)
@@ -58,4 +58,4 @@ def test_the_price_is_that_of_the_update_alone(name: str, share: float, factor: 
 )
 def test_counts_never_leave_without_noise(plan: Any) -> None:
     with pytest.raises(ConfigError, match=r"privacy\.evaluation: counts can leave only beside an update with noise"):
-        HALF.beside(plan, LAYOUT)
+        HALF.added_to(plan, LAYOUT)

@@ -31,7 +31,7 @@ def test_the_grid_is_as_fine_as_configured_and_the_clip_holds(bits: int, tmp_pat
     std = run.setting.z * plan.clip  # type: ignore[union-attr]
     assert 2.0**bits <= std * 2.0**-exponent < 2.0 ** (bits + 1)
     vector = torch.ones(door.layout.dimension)
-    integers = door.gridded(vector, door.terms(plan))  # type: ignore[arg-type]
+    integers = door.gridded(vector, door.compile(plan))  # type: ignore[arg-type]
     norm = float(np.linalg.norm(integers.astype(float))) * 2.0**exponent
     assert norm <= plan.clip  # type: ignore[union-attr]
     upload = door.upload(vector, plan, 0, 0)

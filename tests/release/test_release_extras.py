@@ -212,8 +212,8 @@ class Seen(UploadServer, Policy):
     def plan(self, s: Any, seen: Any, state: dict[str, Any]) -> Plan:
         return self.always
 
-    def observe(self, s: Any, state: dict[str, Any], left: Upload) -> dict[str, Any]:
-        return {"bits": torch.cat([state["bits"], left.extras["bit"].reshape(1)])}
+    def observe(self, s: Any, state: dict[str, Any], upload: Upload) -> dict[str, Any]:
+        return {"bits": torch.cat([state["bits"], upload.extras["bit"].reshape(1)])}
 
     def server(self, s: Any) -> UploadServer:
         return self

@@ -14,7 +14,7 @@ from fedveil.experiment.certify import certify_config
 from fedveil.experiment.public_setting import setting_of
 from fedveil.papers.ladp_fl.noise_schedules import DPALDP, TimeVaryingDP
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
+from fedveil.studies.reproduce.recipe import Recipe, Value, as_printed, kept, number, rows
 from fedveil.studies.reproduce.recipe_files import SCALES, changes, job_of, load_recipe, settings_digest
 from fedveil.studies.reproduce.recipe_list import recipe_names
 
@@ -50,7 +50,7 @@ def text_of(papers: Path, paper: str) -> str:
 
 def printed(value: Value) -> list[str]:
     """The numbers of a published value as the paper may print them."""
-    return re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", shown(value))
+    return re.findall(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", as_printed(value))
 
 
 def holds(text: str, figure: str) -> bool:
@@ -163,8 +163,8 @@ def test_published_numbers_and_what_is_none() -> None:
     assert number("95.40 ± 0.18") == 95.4
     assert number("727,901") == 727901
     assert [number(v) for v in ("-", "> 90", "about 85", "", None)] == [None] * 5
-    assert shown(load_recipe("fedglp-adp/table-3").published[0][0][0]) == "0.30"
-    assert shown(727901) == "727,901"
+    assert as_printed(load_recipe("fedglp-adp/table-3").published[0][0][0]) == "0.30"
+    assert as_printed(727901) == "727,901"
 
 
 def test_rows_of_other_settings_have_another_digest(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
-from fedveil.methods.run_cost import Planner, releases_to
+from fedveil.methods.run_cost import Planner, events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
@@ -249,7 +249,7 @@ def _same(x: Any, y: Any) -> bool:
 
 def method_releases_mu(method: Method, s: Setting) -> float:
     """mu of everything that a run releases in its own view, all releases being Gaussian."""
-    events = [e for e in releases_to(method, s, s.scope.view) if isinstance(e, Gaussian)]
+    events = [e for e in events_in_view(method, s, s.scope.view) if isinstance(e, Gaussian)]
     return math.sqrt(sum(e.count * e.mu**2 for e in events))
 
 

@@ -28,7 +28,7 @@ from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import Planner
 from fedveil.papers.convergent_dp.method import NoisyFedAvg, Trajectory
-from fedveil.release.door import Door, Terms
+from fedveil.release.door import CompiledPlan, Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import Contribution, SealedUpload
@@ -185,8 +185,8 @@ class Own(Policy):
     base: Fixed
     change: Callable[[Plan, Released], Plan]
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        return self.change(self.base.always, seen)
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
+        return self.change(self.base.always, released)
 
 
 def own(change: Callable[[Plan, Released], Plan]) -> Vary:
@@ -208,7 +208,7 @@ def counting() -> Vary:
 class Listening(Own):
     """Learns from private figures as it observes."""
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         return {"norm": SEEN["norm"]}
 
 
@@ -217,8 +217,8 @@ class Showing(Own):
 
     columns = (Column("quality", public=True),)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
-        return {"rounds": left.round}
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
+        return {"rounds": upload.round}
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         return {"quality": float(SEEN["loss"])}
@@ -321,14 +321,14 @@ class NoiseOnTheMean(Door):
 
 
 class NoClip(Door):
-    def gridded(self, vector: Tensor, terms: Terms) -> Any:
-        return super().gridded(vector, self.terms(replace(terms.plan, clip=1e3 * terms.plan.clip)))
+    def gridded(self, vector: Tensor, terms: CompiledPlan) -> Any:
+        return super().gridded(vector, self.compile(replace(terms.plan, clip=1e3 * terms.plan.clip)))
 
 
 class NoClipOfExtras(Door):
-    def gridded(self, vector: Tensor, terms: Terms) -> Any:
+    def gridded(self, vector: Tensor, terms: CompiledPlan) -> Any:
         wide = {name: replace(extra, clip=1e3 * extra.clip) for name, extra in terms.plan.extras.items()}
-        return super().gridded(vector, self.terms(replace(terms.plan, extras=wide)))
+        return super().gridded(vector, self.compile(replace(terms.plan, extras=wide)))
 
 
 class NoNoiseOnExtras(Door):

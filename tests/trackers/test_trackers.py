@@ -22,7 +22,7 @@ from fedveil.experiment.config_files import load_config
 from fedveil.experiment.result import Result
 from fedveil.experiment.run import run
 from fedveil.experiment.run_directory import write_history
-from fedveil.experiment.tracking import Begun, epsilons, numbers
+from fedveil.experiment.tracking import RunInfo, epsilons, numbers
 from fedveil.federation.history import Record
 from fedveil.statement.statement_layout import to_markdown
 from fedveil.training.params import Layout
@@ -54,7 +54,7 @@ class Recorder:
         self.told: list[Any] = []
         self.fails_at = fails_at
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: RunInfo) -> None:
         self.tell("begin")
 
     def round(self, record: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def test_tied_parameters_are_one_layer_and_stay_tied() -> None:
     model.load(torch.arange(35.0))
     for other in (
         model,
-        model.another(torch.zeros(35), torch.zeros(35)),
+        model.copy_into(torch.zeros(35), torch.zeros(35)),
         pickle.loads(pickle.dumps(model)),
         copy.deepcopy(model),
     ):
@@ -121,7 +121,7 @@ def test_a_test_uses_the_statistics_of_its_batch_and_no_dropout() -> None:
 def test_copies_share_what_is_frozen() -> None:
     model = FlatModel(backbone_and_head())
     d = model.layout.dimension
-    other = model.another(torch.zeros(d), torch.zeros(d))
+    other = model.copy_into(torch.zeros(d), torch.zeros(d))
     for one, two in zip(model.module[0].state_dict().values(), other.module[0].state_dict().values(), strict=True):
         assert one.data_ptr() == two.data_ptr()
     assert other.vector.data_ptr() != model.vector.data_ptr()
@@ -154,7 +154,7 @@ def test_a_model_that_is_sent_to_another_process_keeps_the_hooks_of_its_paramete
     module = torch.nn.Linear(2, 2)
     module.weight.register_hook(halved)
     model = FlatModel(module)
-    for one in (model, pickle.loads(pickle.dumps(model)), model.another(torch.zeros(6), torch.zeros(6))):
+    for one in (model, pickle.loads(pickle.dumps(model)), model.copy_into(torch.zeros(6), torch.zeros(6))):
         one.grad.zero_()
         one.module(torch.ones(1, 2)).sum().backward()
         assert one.grad.tolist() == [0.5] * 4 + [1.0] * 2

@@ -26,7 +26,7 @@ from fedveil.experiment.data_card import NOTHING, HandedOver, reopened
 from fedveil.experiment.resolve import opened, resolve
 from fedveil.mechanism.plan import LocalDpSgd, Plan
 from fedveil.methods.gradient_compression import Defence
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _claimed_sum(case: Case) -> list[Case]:
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
     """Audit the released bits, one release and, if the run is bounded, several rounds, each at an equal share of alpha."""
     delta, d = case.setting.delta, case.setting.layout.dimension
-    planned = releases_to(case.method, case.setting, case.setting.scope.view)
+    planned = events_in_view(case.method, case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
     share = alpha / (3 if bounded else 2)
     what = "one sum" if case.summed else "one release"

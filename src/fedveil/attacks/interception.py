@@ -25,7 +25,7 @@ from fedveil.mechanism.cost import per_layer
 from fedveil.mechanism.grid import from_grid
 from fedveil.mechanism.plan import Plan, Raw, Upload
 from fedveil.methods.method import weighting_of
-from fedveil.release.door import Door, Terms
+from fedveil.release.door import CompiledPlan, Door
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import Contribution, SealedUpload, clipped
 from fedveil.training.local import Plain
@@ -134,14 +134,16 @@ class RecordingDoor(Door):
     def of(cls, door: Door) -> RecordingDoor:
         return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
 
-    def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
-        plan = plan.source if isinstance(plan, Terms) else plan
+    def seal_upload(
+        self, update: Tensor | None, plan: Plan | Raw | CompiledPlan, client: int, round: int, **more: Any
+    ) -> SealedUpload:
+        plan = plan.source if isinstance(plan, CompiledPlan) else plan
         sealed = super().seal_upload(update, plan, client, round, **more)
         self._note(update, sealed.upload.plan)
         return sealed
 
-    def seal(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> Contribution:
-        plan = plan.source if isinstance(plan, Terms) else plan
+    def seal(self, update: Tensor | None, plan: Plan | Raw | CompiledPlan, client: int, round: int, **more: Any) -> Contribution:
+        plan = plan.source if isinstance(plan, CompiledPlan) else plan
         sealed = super().seal(update, plan, client, round, **more)
         self._note(update, sealed.plan if isinstance(plan, Raw) else plan)
         return sealed

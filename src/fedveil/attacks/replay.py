@@ -46,7 +46,7 @@ from fedveil.federation.progress import start
 from fedveil.federation.round import planned
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def replay_federation(
 
 
 def _check_promise(job: Federation) -> None:
-    for event in releases_to(job.method, job.setting, job.setting.scope.view):
+    for event in events_in_view(job.method, job.setting, job.setting.scope.view):
         if isinstance(event, Unbounded):
             raise ConfigError(
                 f"{job.method.name} promises nothing here, so a replay has nothing to check ({event.reason}): replay a "

@@ -22,7 +22,7 @@ from fedveil.errors import FedveilError
 from fedveil.mechanism.cost import promises, step_exponent, step_sensitivity
 from fedveil.mechanism.mechanisms import Independent
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload
-from fedveil.release.door import Door, Terms
+from fedveil.release.door import CompiledPlan, Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 
@@ -164,12 +164,14 @@ class ReplayDoor(Door):
         own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
         return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
 
-    def beside(self, layout: Layout) -> Self:
-        return replace(super().beside(layout), own=self.own.beside(layout))
+    def for_extra_vector(self, layout: Layout) -> Self:
+        return replace(super().for_extra_vector(layout), own=self.own.for_extra_vector(layout))
 
-    def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
+    def seal_upload(
+        self, update: Tensor | None, plan: Plan | Raw | CompiledPlan, client: int, round: int, **more: Any
+    ) -> SealedUpload:
         """Record the release of the door; return it, or that of the first world."""
-        plan = plan.source if isinstance(plan, Terms) else plan
+        plan = plan.source if isinstance(plan, CompiledPlan) else plan
         call = lambda: self.own.seal_upload(update, plan, client, round, **more)  # noqa: E731
         sealed: SealedUpload = self._released(call, plan, client, round)
         sent = sealed.upload
@@ -181,8 +183,8 @@ class ReplayDoor(Door):
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
         return self.own.release_uploads(sealed)
 
-    def seal(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> Contribution:
-        plan = plan.source if isinstance(plan, Terms) else plan
+    def seal(self, update: Tensor | None, plan: Plan | Raw | CompiledPlan, client: int, round: int, **more: Any) -> Contribution:
+        plan = plan.source if isinstance(plan, CompiledPlan) else plan
         sealed: Contribution = self._released(lambda: self.own.seal(update, plan, client, round, **more), plan, client, round)
         self.diary.note("public", WEIGHTS, round, client, sealed.weight)
         executed = plan if isinstance(plan, Plan) else sealed.plan

@@ -128,7 +128,7 @@ class Case:
     def shares(self, plan: Plan) -> int:
         """Return the number of noise terms in a sum that the adversary does not know; 1 if noise is added once or not at all."""
         alone = plan.place == "sum" or not torch.as_tensor(plan.noise_std).any()
-        return 1 if alone else self.setting.sharers_to(self.setting.scope.view)
+        return 1 if alone else self.setting.unknown_noises_in(self.setting.scope.view)
 
     def door(self, rng: np.random.Generator) -> Door:
         """Return a door whose releases draw fresh noise from `rng`."""

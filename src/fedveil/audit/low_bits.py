@@ -205,7 +205,7 @@ def audit_released_bits(case: Case, rng: np.random.Generator, *, n: int, delta: 
     worlds = [_World([_integers(r) for r in each], [r.vector.numpy() for r in each]) for each in drawn]
     door = case.door(rng)
     extras, finer = torch.zeros(door.parts.dimension - len(absent)), 2**plan.mechanism.shift
-    m0, m1 = (door.gridded(torch.cat([u, extras]), door.terms(plan)) * finer for u in pair)
+    m0, m1 = (door.gridded(torch.cat([u, extras]), door.compile(plan)) * finer for u in pair)
     bits = audit_integer_bits(worlds[0].integers, worlds[1].integers, m1 - m0, alpha=alpha / 2, delta=delta)
     known = [from_grid(m, door.parts.grid(plan))[: len(absent)] for m in (m0, m1)]
     std = float(drawn[0][0].noise_std[drawn[0][0].noise_std > 0].min())

@@ -23,7 +23,7 @@ from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
-    from fedveil.experiment.tracking import Begun, Status
+    from fedveil.experiment.tracking import RunInfo, Status
     from fedveil.federation.history import Row
     from fedveil.studies.twin import Change
 
@@ -71,7 +71,7 @@ class _LearnabilityCheck:
     console: Console
     name: str = "the verdict before training"
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: RunInfo) -> None:
         render_verdict(begun.statement, self.console)
 
     def round(self, record: Row) -> None:

@@ -31,12 +31,12 @@ def methods(
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
     from fedveil.experiment.presets import names, title
-    from fedveil.methods.method_registry import METHODS, described
+    from fedveil.methods.method_registry import METHODS, description
 
     if name is None:
         print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
         return
-    typer.echo(described(name))
+    typer.echo(description(name))
     if names(name):
         typer.echo("\nReady configurations (fedveil run --preset NAME):")
         print_table([(preset, title(preset)) for preset in names(name)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Gaussian, Scope, Unbounded, View
-from fedveil.deploy.consent import Consent, ConsentRefused, Judged
+from fedveil.deploy.consent import AcceptedRun, Consent, ConsentRefused
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.experiment.shared_budget import planned_charges
 from fedveil.experiment.two_ledgers import ITSELF, TRUSTS
@@ -55,7 +55,7 @@ class ClientLedger:
         except FedveilError as problem:  # its text describes this machine
             raise ConsentRefused(_RECORD) from problem
 
-    def require_unknown(self, judged: Judged, run: str) -> None:
+    def require_unknown(self, judged: AcceptedRun, run: str) -> None:
         """Refuse a run that was charged for an offer which is gone; otherwise another offer could be used at its price.
 
         Raises:
@@ -68,7 +68,7 @@ class ClientLedger:
                 f"this client charged a run {run} before and no longer has what it consented to: give the run another name"
             )
 
-    def check(self, judged: Judged, run: str, client: int) -> None:
+    def check(self, judged: AcceptedRun, run: str, client: int) -> None:
         """Check that the run's whole plan still fits, without charging it.
 
         Raises:
@@ -78,7 +78,7 @@ class ClientLedger:
         with _refusals(self._without_order(judged, planned)):
             budget.check_plan(planned, run, (number,))
 
-    def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
+    def admit(self, judged: AcceptedRun, run: str, client: int) -> BudgetedLedger:
         """Check that the run's whole plan still fits, and charge it if the client cannot charge each release.
 
         Returns:
@@ -95,13 +95,13 @@ class ClientLedger:
                 ledger.charge_all([_planned(judged, run, event) for event in planned])
         return ledger
 
-    def _plan(self, judged: Judged, client: int) -> tuple[PopulationBudget, Sequence[Event], int]:
+    def _plan(self, judged: AcceptedRun, client: int) -> tuple[PopulationBudget, Sequence[Event], int]:
         """Return the lifetime that a run is charged to, its planned releases, and the client number of the charges."""
         view = judged.setting.scope.view
         number = ITSELF if view is View.SERVER else AGGREGATE
         return self.budget(view), planned_charges(judged.method, judged.setting.of(client)), number
 
-    def _without_order(self, judged: Judged, planned: Sequence[Event]) -> str:
+    def _without_order(self, judged: AcceptedRun, planned: Sequence[Event]) -> str:
         """Return a hint to the consent's key for secret samples, if it is missing and the run has some; else an empty string."""
         view = judged.setting.scope.view
         cap, sampled = self.consent.lifetime[view], [event for event in planned if not isinstance(event, Unbounded)]
@@ -131,7 +131,7 @@ def _refusals(hint: str = "") -> Iterator[None]:
         raise ConsentRefused(_RECORD) from problem
 
 
-def _planned(judged: Judged, run: str, event: Event) -> Entry:
+def _planned(judged: AcceptedRun, run: str, event: Event) -> Entry:
     """Return the row for all planned releases of one kind."""
     s = judged.setting
     assert not isinstance(event, Unbounded)

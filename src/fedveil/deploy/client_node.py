@@ -292,7 +292,7 @@ class ClientNode:
         """Return the release and its batch statistics; an upload is charged first."""
         if isinstance(release, SealedUpload):
             (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release, salt)])
-            return self.context.door.leaving(upload), upload.buffers
+            return self.context.door.released_bits(upload), upload.buffers
         return (None, None) if release is None else (release.sealed, release.buffers)
 
 

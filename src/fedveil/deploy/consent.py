@@ -132,7 +132,7 @@ class Consent(_Section):
 
 
 @dataclass(frozen=True)
-class Judged:
+class AcceptedRun:
     """An accepted run, as resolved by the client itself."""
 
     experiment: Experiment
@@ -169,7 +169,7 @@ def read_consent_file(path: Path) -> Consent:
         raise refusal(error, Consent) from None
 
 
-def judged_in_time(consent: Consent, config: Config) -> Judged:
+def judged_in_time(consent: Consent, config: Config) -> AcceptedRun:
     """Call `judged` in a child process that is killed after `limits.seconds` (on Linux).
 
     Raises:
@@ -178,7 +178,7 @@ def judged_in_time(consent: Consent, config: Config) -> Judged:
 
     def judge(stage: Stage) -> list[str]:
         try:
-            return ["judged", b64encode(pickle.dumps(judged(consent, config))).decode("ascii")]
+            return ["judged", b64encode(pickle.dumps(check_offer(consent, config))).decode("ascii")]
         except FedveilError as refusal:
             return ["refused", str(refusal)]
 
@@ -190,11 +190,11 @@ def judged_in_time(consent: Consent, config: Config) -> Judged:
         ) from None
     if kind == "refused":
         raise ConsentRefused(content)
-    accepted: Judged = pickle.loads(b64decode(content))  # written by this process a moment ago
+    accepted: AcceptedRun = pickle.loads(b64decode(content))  # written by this process a moment ago
     return accepted
 
 
-def judged(consent: Consent, config: Config) -> Judged:
+def check_offer(consent: Consent, config: Config) -> AcceptedRun:
     """Return the offered run if the consent covers it; `client_ledger` checks what remains of the lifetime.
 
     Raises:
@@ -228,7 +228,7 @@ def judged(consent: Consent, config: Config) -> Judged:
     if consent.least_noise and isinstance(release, Schedule) and not setting.groups:
         for t in range(setting.rounds):
             require_noise(consent, setting, release.plan(setting, t))
-    return Judged(experiment)
+    return AcceptedRun(experiment)
 
 
 def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
@@ -244,7 +244,7 @@ def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
         )
 
 
-def require_price(accepted: Judged, plan: Plan | Raw) -> None:
+def require_price(accepted: AcceptedRun, plan: Plan | Raw) -> None:
     """Refuse a DP-SGD round that costs more than any planned one, in views where these were charged in advance.
 
     In these views a plan adapts to the server's messages, and its cost is not checked elsewhere.

@@ -21,7 +21,7 @@ import fedveil.experiment.run_directory as rundir
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Gaussian, Unbounded
 from fedveil.data.own.data_source import TableSource
-from fedveil.deploy.consent import Consent, Limits, judged
+from fedveil.deploy.consent import Consent, Limits, check_offer
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.network_folder import NetworkFolder, make_client_key, make_network
 from fedveil.deploy.offers import offer_of
@@ -30,7 +30,7 @@ from fedveil.deploy.serve import Serving, serve
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.resolve import resolve
-from fedveil.experiment.run_directory import claimed
+from fedveil.experiment.run_directory import locked
 from fedveil.experiment.shared_budget import affordable, planned_charges
 from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.filters import best_order
@@ -79,7 +79,7 @@ def _machines(out: Path) -> Iterator[Path]:
     run = out.resolve()
     run.parent.mkdir(parents=True, exist_ok=True)
     folder = owner_only_folder(run.with_name(run.name + BESIDE))
-    with claimed(folder):
+    with locked(folder):
         try:
             if any(folder.iterdir()):
                 _remove_unreleased(run)
@@ -143,7 +143,7 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
         "seeded_noise": config.run.seeded_noise,
         "limits": Limits.none(setting.layout.dimension).model_dump(),
     }
-    judged(Consent.model_validate(consent), offered)
+    check_offer(Consent.model_validate(consent), offered)
     return consent
 
 

@@ -58,7 +58,7 @@ def public_part(experiment: Experiment) -> Prepared:
     return _prepared(experiment, dataset, {})
 
 
-def own_part(
+def client_data(
     experiment: Experiment, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
 ) -> Prepared:
     """Return the data of client number `client`: its own examples and no others.
@@ -116,7 +116,7 @@ def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) 
     return Dataset(info, x, y, *_zeros(info, 1)), fits
 
 
-def no_part(experiment: Experiment) -> Prepared:
+def empty_client_data(experiment: Experiment) -> Prepared:
     """Return the data of a client whose examples are invalid: none, so that it releases zero with noise."""
     info = experiment.population.data
     x, y = _zeros(info, 1)

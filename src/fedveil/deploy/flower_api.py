@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from fedveil.deploy.careful_grid import CarefulGrid
 from fedveil.deploy.programs import require_flower
+from fedveil.deploy.strict_grid import StrictGrid
 from fedveil.deploy.wire_format import WireError, parts_of, record
 from fedveil.errors import ConfigError
 
@@ -352,7 +352,7 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
         task = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         _identify(task)
         grid.set_run(run_from_proto(task.run))
-        yield CarefulGrid(grid, _lost)
+        yield StrictGrid(grid, _lost)
         status, details = SubStatus.COMPLETED, ""
     finally:
         grid._retry_invoker.max_tries = 1

@@ -36,8 +36,8 @@ from fedveil import __version__
 from fedveil.accounting.types import at_most
 from fedveil.deploy.client_ledger import ClientLedger
 from fedveil.deploy.client_node import ClientNode, ClientStates
-from fedveil.deploy.consent import Consent, ConsentRefused, Judged, judged, judged_in_time, require_noise, require_price
-from fedveil.deploy.deployed_data import no_part, own_part
+from fedveil.deploy.consent import AcceptedRun, Consent, ConsentRefused, check_offer, judged_in_time, require_noise, require_price
+from fedveil.deploy.deployed_data import client_data, empty_client_data
 from fedveil.deploy.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
 from fedveil.deploy.network_folder import check_readable
 from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
@@ -48,7 +48,7 @@ from fedveil.deploy.wire_format import WireError, printable
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.rehearsal import rehearsed
-from fedveil.experiment.run_directory import claimed
+from fedveil.experiment.run_directory import locked
 from fedveil.ledger.files import head_path, owner_only_folder, replace_whole, sync_path
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import participation_of
@@ -97,7 +97,7 @@ class JoinedClient:
         if len(parts) != 2:
             raise WireError("a message has one part or two")
         task = read_task(parts[1])
-        with claimed(self.folder, wait=True):
+        with locked(self.folder, wait=True):
             answer = self._node(task).answer(*parts)
         self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
         return answer
@@ -117,7 +117,7 @@ class JoinedClient:
             )
         self._require_unchanged(offer)
         accepted = judged_in_time(self.consent, offer.parsed())
-        with claimed(self.folder, wait=True):
+        with locked(self.folder, wait=True):
             return self._admitted(accepted, offer, self._require_unchanged(offer))
 
     def _require_unchanged(self, offer: Offer) -> bool:
@@ -127,7 +127,7 @@ class JoinedClient:
             raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
         return pinned is not None
 
-    def _admitted(self, accepted: Judged, offer: Offer, pinned: bool) -> float:
+    def _admitted(self, accepted: AcceptedRun, offer: Offer, pinned: bool) -> float:
         """Store and charge an offer that was checked, and return its epsilon."""
         if offer.client >= accepted.setting.clients:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
@@ -169,7 +169,7 @@ class JoinedClient:
         return self._nodes[task.run]
 
     def _made(self, offer: Offer) -> ClientNode:
-        folder, accepted = self._run_folder(offer.run), judged(self.consent, offer.parsed())
+        folder, accepted = self._run_folder(offer.run), check_offer(self.consent, offer.parsed())
         experiment = accepted.experiment
         path = folder / "ledger.sqlite"
         if not path.exists() and not head_path(path).exists():
@@ -183,7 +183,7 @@ class JoinedClient:
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            data = no_part(experiment)
+            data = empty_client_data(experiment)
             network = rehearsed(experiment, data, whole=False)
             job = federation(experiment, data, path, offer.run, network, population)
         states = ClientStates(folder / "states")
@@ -201,9 +201,9 @@ class JoinedClient:
         def tell(line: str) -> None:
             self.tell(f"run {offer.run}: {line}")
 
-        return own_part(experiment, offer.client, data.file, tell, part=data.part is not None)
+        return client_data(experiment, offer.client, data.file, tell, part=data.part is not None)
 
-    def _look(self, accepted: Judged, offer: Offer) -> bool:
+    def _look(self, accepted: AcceptedRun, offer: Offer) -> bool:
         """Report what consent would mean, and return whether the data fit; raise ConsentRefused if the lifetime is exceeded."""
         self.tell(to_markdown(accepted.statement))
         self.ledger.check(accepted, offer.run, offer.client)

@@ -297,7 +297,7 @@ def naming_its_bits(door: Door, sealed: SealedUpload, salt: str) -> SealedUpload
 
     Ledgers are published but the salt is not: otherwise a small model's upload could be found by trial.
     """
-    digest = hashlib.sha256(salt.encode() + door.leaving(sealed.upload).numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(salt.encode() + door.released_bits(sealed.upload).numpy().tobytes()).hexdigest()
     return replace(sealed, entry=naming_bits(sealed.entry, digest))
 
 

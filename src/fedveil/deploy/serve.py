@@ -17,13 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
-from fedveil.deploy.careful_grid import LastingGrid
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.deploy.grid_engine import GridEngine, GridExchange
 from fedveil.deploy.network_folder import public_key_of
 from fedveil.deploy.offers import ConsentingClients, offer_of
 from fedveil.deploy.programs import Program, ended_by_signal, require_free, running
+from fedveil.deploy.strict_grid import LastingGrid
 from fedveil.deploy.superlink import hearing
 from fedveil.deploy.wire_format import printable
 from fedveil.errors import FedveilError

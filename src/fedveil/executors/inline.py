@@ -33,7 +33,7 @@ from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.training.local import Local, follow
 
 if TYPE_CHECKING:
-    from fedveil.release.door import Terms
+    from fedveil.release.door import CompiledPlan
     from fedveil.training.params import FlatModel
 
     Shape = tuple[int, ...]
@@ -74,9 +74,11 @@ class StackedClients:
         for i, task in enumerate(tasks):
             yield sealed_outcome(self.context, task, works[i], start, terms.get(id(plans[i])))
 
-    def _terms(self, plans: Sequence[Plan | Raw]) -> dict[int, Terms]:
+    def _terms(self, plans: Sequence[Plan | Raw]) -> dict[int, CompiledPlan]:
         """Compile each distinct plan once, and return the results by the plan's id."""
-        return {id(plan): self.context.door.terms(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)}
+        return {
+            id(plan): self.context.door.compile(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)
+        }
 
     def _shape(self, task: ClientTask, plan: Plan | Raw) -> Shape:
         """Return the number of steps and the padded lengths of a pass's batches; empty for a client that trains alone."""

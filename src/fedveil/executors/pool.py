@@ -140,7 +140,7 @@ def _share_vectors(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], co
         release, stand_in = outcome.release, EMPTY
         if isinstance(release, SealedUpload):
             upload = release.upload
-            vector = context.door.leaving(upload)
+            vector = context.door.released_bits(upload)
             in_row(row, vector.dtype, context).copy_(vector)
             integers = None if upload.integers is None else EMPTY
             release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
@@ -464,7 +464,7 @@ class ProcessPool:
         if upload.integers is None:
             update, extras = self.context.door.parts.parted(in_row(row, torch.float32, self.context))
             return replace(upload, vector=update, extras=extras)
-        return self.context.door.opened(upload, row, upload.plan)
+        return self.context.door.decoded(upload, row, upload.plan)
 
     def _end_all(self) -> None:
         with put_off():

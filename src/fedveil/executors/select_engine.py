@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def place(name: str, timeout: float | None = None) -> str:
+def device_for(name: str, timeout: float | None = None) -> str:
     """Return the device on which the engine called `name` needs model and examples.
 
     `auto` uses a working GPU; for a GPU that does not work it logs a warning.
@@ -75,7 +75,7 @@ def engine(
     return Inline(context, stacked=stacked) if name == "inline" else Batched(context, at_once, deterministic)
 
 
-def settled(name: str, model: FlatModel, objective: Client, s: Setting, timeout: float | None = None) -> str:
+def engine_to_record(name: str, model: FlatModel, objective: Client, s: Setting, timeout: float | None = None) -> str:
     """Return the engine that a new run records for `auto`: `stacked` for many small clients, though its bits differ.
 
     A resumed run keeps the engine that it recorded.

@@ -168,7 +168,7 @@ def one_by_one_because(model: FlatModel, task: Task) -> str:
     tensors, does not see inside scripts, and skips options that change gradients, such as the padding row of a table.
     """
     module = model.module
-    if task.own or not task.by_example:
+    if task.is_user_defined or not task.by_example:
         return f"the loss of task.name = {task.name!r} is not a built-in mean over examples"
     if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
         return "its batch normalisation takes statistics of whole batches"
@@ -178,7 +178,7 @@ def one_by_one_because(model: FlatModel, task: Task) -> str:
             options = " with these options" if type(part) in _STACKED_IF else ""
             whose = f"{name or 'the network'} is a {type(part).__name__}{options}"
             return f"{whose}, which is not known to have the same gradients in a stack"
-    if model.has_own_code:
+    if model.has_user_code:
         return "it has hooks, or functions of its own in the place of a layer's"
     return ""
 
@@ -197,7 +197,7 @@ class Stack:
         self._forward, self.layout, self.spec, self.task = vectorised(model.module), model.layout, spec, task
         self.vectors = model.vector.new_zeros(n, model.layout.dimension)
         self.grads = torch.zeros_like(self.vectors)
-        self.models = [model.another(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
+        self.models = [model.copy_into(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
         self.together = n
 
     def answer(self, requests: Sequence[Request]) -> None:
@@ -326,7 +326,7 @@ def obstacle(model: FlatModel, spec: LocalSpec, objective: Client, task: Task) -
         return "its network is not a flattening of examples and then dense layers, all of them trained"
     if type(objective) is not Plain or objective.penalty is not None:
         return "its method has local training of its own"
-    if task.own or not task.by_example:
+    if task.is_user_defined or not task.by_example:
         return "its loss is not a built-in mean over examples"
     if spec.precision != "float32" or model.vector.device.type != "cpu":
         return "it does not compute in float32 on a CPU"
@@ -342,7 +342,7 @@ def _is_dense(model: FlatModel) -> bool:
         and [(part.start_dim, part.end_dim) for part in flat] == [(1, -1)]
         and parts[0][1] is flat[0]
         and layers == list(model.layout.names)
-        and not model.has_own_code
+        and not model.has_user_code
     )
 
 

@@ -24,7 +24,7 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
-from fedveil.methods.method import extras_of, is_own, participation_of
+from fedveil.methods.method import extras_of, is_user_defined, participation_of
 from fedveil.methods.run_cost import check_declared
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
@@ -133,7 +133,7 @@ def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
         )
 
 
-def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+def public_examples(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
     """Return four public examples by position, of different classes if possible: a test set may be sorted by class."""
     x, y = prepared.test
     first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
@@ -166,7 +166,7 @@ def federation(
     method, setting = experiment.method, experiment.setting
     if network is None:
         untried = experiment.template()
-        network = untried, spec_for(setting, untried, *shown(prepared))
+        network = untried, spec_for(setting, untried, *public_examples(prepared))
     model, local = network
     planner = check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(experiment.seed, experiment.seeded_noise)
@@ -183,7 +183,7 @@ def federation(
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
         bits=setting.grid_bits,
     )
-    user_defined = model.has_own_code or setting.task.own or is_own(method)
+    user_defined = model.has_user_code or setting.task.is_user_defined or is_user_defined(method)
     context = Context(
         model,
         prepared.clients,

@@ -47,11 +47,11 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.experiment.public_setting import by_own_clients, described, population_of
+    from fedveil.experiment.public_setting import by_own_clients, population_of, with_model_facts
 
     config = config if data is None else config.model_copy(update={"data": by_own_clients(config.data, data)})
     population = population_of(config, data)
-    return certified(described(config, population.data) if config.model.needs_building else config, population)
+    return certified(with_model_facts(config, population.data) if config.model.needs_building else config, population)
 
 
 def certified(config: Config, population: Population) -> Statement:
@@ -68,7 +68,7 @@ def certified(config: Config, population: Population) -> Statement:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
         public=public_values(config, population.data),
-        beside=beside_the_releases(config),
+        extra_disclosures=beside_the_releases(config),
     )
 
 
@@ -80,7 +80,7 @@ def certify(
     allow_vacuous_delta: bool = False,
     batch_norm: bool | None = None,
     public: tuple[Assumption, ...] = (),
-    beside: tuple[str, ...] = (),
+    extra_disclosures: tuple[str, ...] = (),
 ) -> Statement:
     """Return claimed and proven epsilon of a configuration in all three views, with their assumptions and limits.
 
@@ -88,7 +88,7 @@ def certify(
         setting: calibrated, or with a target epsilon to calibrate to.
         seeded_noise: whether the noise comes from the seed. batch_norm: whether the network has batch statistics; None if
             unknown. Clients store these, so only False makes them memoryless.
-        public: values assumed to be public (see `public_values`). beside: see `beside_the_releases`.
+        public: values assumed to be public (see `public_values`). extra_disclosures: see `beside_the_releases`.
         allow_vacuous_delta: allow a proven run delta >= 1 / units.
 
     Raises:
@@ -126,7 +126,7 @@ def certify(
         views=_claimed(method, s, views),
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, proven, batch_norm=batch_norm),
-        warnings=(*caveats.warnings(method, s, proven, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
+        warnings=(*caveats.warnings(method, s, proven, seeded_noise=seeded_noise, batch_norm=batch_norm), *extra_disclosures),
         notes=caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless),
         learnability=_learnability(method, s, proven.epsilon),
         groups=_groups(method, s),

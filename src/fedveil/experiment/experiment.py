@@ -104,7 +104,7 @@ class Experiment:
     code: tuple[str, ...]
     track: tuple[str, ...]
     public: tuple[Assumption, ...]
-    beside: tuple[str, ...]
+    extra_disclosures: tuple[str, ...]
     written: Mapping[str, Any]
 
     @cached_property
@@ -121,7 +121,7 @@ class Experiment:
             allow_vacuous_delta=self.allow_vacuous_delta,
             batch_norm=self.network.keeps_statistics,
             public=self.public,
-            beside=self.beside,
+            extra_disclosures=self.extra_disclosures,
         )
 
     def template(self, seed: int | None = None) -> FlatModel:

@@ -11,7 +11,7 @@ from fedveil.errors import ConfigError, nearest, unknown
 from fedveil.experiment.model_section import HANDED_OVER, Network
 from fedveil.experiment.plugins import importable, load_plugins, module_of
 from fedveil.models import model_registry as models
-from fedveil.models.model_registry import OWN_MODELS, OwnModel, made
+from fedveil.models.model_registry import OWN_MODELS, UserModel, made
 from fedveil.models.parts import trained_shapes
 from fedveil.training.cores import process_state
 from fedveil.training.params import Layout
@@ -84,11 +84,11 @@ def _module(network: Network, input_shape: tuple[int, ...], outputs: int, seed: 
     return made(_own(network), dict(network.options), input_shape, outputs, seed)
 
 
-def _own(network: Network) -> OwnModel:
+def _own(network: Network) -> UserModel:
     """Return the constructor of this model; importing its code runs it."""
     name = network.name
     if network.source is not None:
-        return OwnModel(network.source)
+        return UserModel(network.source)
     if name == HANDED_OVER:
         kind = "" if network.recorded is None else f" ({network.recorded.kind})"
         raise ConfigError(
@@ -96,7 +96,7 @@ def _own(network: Network) -> OwnModel:
             f"again in Python, as in fv.load_config('RUN/config.toml', model=...)"
         )
     if network.code:
-        return OwnModel(_imported(network))
+        return UserModel(_imported(network))
     require_known(network)
     return OWN_MODELS[name]
 

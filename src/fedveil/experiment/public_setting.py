@@ -319,7 +319,7 @@ def layout_of(config: Config, data: Info) -> Layout:
     return layout_of_network(config.model, data.input_shape, task_of(config).outputs(data))
 
 
-def described(config: Config, data: Info) -> Config:
+def with_model_facts(config: Config, data: Info) -> Config:
     """Return the configuration with the recorded facts about its model; the model is built for that unless it is plain."""
     network = config.model
     if network.plain or network.recorded is not None:

@@ -9,7 +9,7 @@ from fedveil.accounting.types import Unit
 from fedveil.data.features import NETWORKS, SHAPES
 from fedveil.experiment.model_section import HANDED_OVER
 from fedveil.experiment.public_setting import FLOWER_APP, method_of, task_of
-from fedveil.methods.method import is_own
+from fedveil.methods.method import is_user_defined
 from fedveil.statement.statement import Assumption
 
 TOGETHER = ("batched", "cuda")
@@ -38,7 +38,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 why,
             )
         )
-    custom = is_own(method_of(config)) or task_of(config).own
+    custom = is_user_defined(method_of(config)) or task_of(config).is_user_defined
     user_defined = custom or not network.built_in or data.features_of or config.data.code
     if user_defined and config.data.name != FLOWER_APP:
         assumptions.append(_own_code(config, data=bool(data.features_of or config.data.code)))

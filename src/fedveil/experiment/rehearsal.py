@@ -22,20 +22,20 @@ import torch
 from fedveil.errors import ConfigError
 from fedveil.executors.batched import Batched
 from fedveil.executors.inline import Inline
-from fedveil.experiment.assembly import federation, shown, spec_for
+from fedveil.experiment.assembly import federation, public_examples, spec_for
 from fedveil.experiment.child_process import in_child
 from fedveil.experiment.public_values import TOGETHER
 from fedveil.experiment.sections import Training
 from fedveil.experiment.single_examples import check_single_examples
 from fedveil.federation.clients import Clients
 from fedveil.federation.evaluation import evaluate, release_score
-from fedveil.federation.fit import answered, asked, gathered
+from fedveil.federation.fit import begin_round, collect_outcomes, finish_round
 from fedveil.federation.isolated import can_fork
 from fedveil.federation.plain_state import tree_parts
 from fedveil.federation.progress import start
 from fedveil.federation.round import client_round
 from fedveil.mechanism.mechanisms import NoiseMemory
-from fedveil.methods.method import is_own
+from fedveil.methods.method import is_user_defined
 from fedveil.models.probe import check_output
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.release_layout import NullLedger
@@ -79,7 +79,7 @@ def rehearsed(experiment: Experiment, prepared: Prepared, *, whole: bool = True)
 
 def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> dict[str, Any]:
     """Return the network's needs for local training, and remarks for its owner."""
-    setting, (x, y) = experiment.setting, shown(prepared)
+    setting, (x, y) = experiment.setting, public_examples(prepared)
     task = setting.task
     stage("in the forward pass and the loss")
     remarks = check_output(model, x, y, task)
@@ -97,7 +97,9 @@ def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whol
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
-    ours = not (model.is_custom or task.own or is_own(experiment.method))  # built-in code, whose rounds are tested
+    ours = not (
+        model.is_custom or task.is_user_defined or is_user_defined(experiment.method)
+    )  # built-in code, whose rounds are tested
     ours = ours and experiment.max_update_norm == _USUAL_NORM
     if whole and not ours:
         remarks += _rehearse_round(experiment, prepared, (model, local), stage)
@@ -109,7 +111,7 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[F
     context, progress = job.context, start(job)
     first = progress.model
     stage("in the plan of the first round")
-    tasks, released, plan = asked(job, progress, list(range(len(context.clients))))
+    tasks, released, plan = begin_round(job, progress, list(range(len(context.clients))))
     todo = list(tasks)
     single = todo.pop() if len(todo) > 2 else None
     outcomes: list[Outcome] = []
@@ -127,7 +129,7 @@ def _rehearse_round(experiment: Experiment, prepared: Prepared, network: tuple[F
     remarks += _refused(job, outcomes)
     if any(o.release is not None for o in outcomes):
         stage("in the server's step")
-        progress.history.append(answered(job, progress, gathered(outcomes), plan, released))
+        progress.history.append(finish_round(job, progress, collect_outcomes(outcomes), plan, released))
     stage("in the scores")
     progress.privates = {o.client: o.private for o in outcomes if o.private}
     progress.model, progress.average = first, {}  # one noisy step on made-up batches may lead anywhere
@@ -146,7 +148,7 @@ def _made_up(experiment: Experiment, prepared: Prepared, network: tuple[FlatMode
     The first client has only full batches, the second a last batch of one example, the last a single example; a run of fewer
     clients has fewer.
     """
-    setting, (x, y) = experiment.setting, shown(prepared)
+    setting, (x, y) = experiment.setting, public_examples(prepared)
     spec = setting.local
     batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
     sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1][: setting.clients]

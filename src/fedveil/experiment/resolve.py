@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.experiment.experiment import DataSpec, EngineSpec, Experiment, SharedBudgetSpec, isolation_here
-from fedveil.experiment.public_setting import calibrated, configured_setting, described, method_of, population_of, task_of
+from fedveil.experiment.public_setting import calibrated, configured_setting, method_of, population_of, task_of, with_model_facts
 from fedveil.experiment.public_values import TOGETHER, beside_the_releases, public_values
-from fedveil.methods.method import is_own
+from fedveil.methods.method import is_user_defined
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def resolve(config: Config, population: Population | None = None) -> Experiment:
         ConfigError: why no run is possible, and the key to change.
     """
     population = population or population_of(config)
-    config = described(config, population.data) if config.model.needs_building else config
+    config = with_model_facts(config, population.data) if config.model.needs_building else config
     method, configured = configured_setting(config, population)
     setting, client = calibrated(config, method, configured)
     t, run = config.training, config.run
@@ -54,7 +54,7 @@ def resolve(config: Config, population: Population | None = None) -> Experiment:
         code=config.code,
         track=run.track,
         public=public_values(config, population.data),
-        beside=beside_the_releases(config),
+        extra_disclosures=beside_the_releases(config),
         written=config.resolved(),
     )
 
@@ -94,16 +94,20 @@ def resolve_here(config: Config, population: Population, resumed: Path | None = 
         ConfigError: as `resolve`; this machine lacks the engine or isolation; or the interrupted run is another one.
     """
     from fedveil.executors.device import GPU
-    from fedveil.executors.select_engine import place
+    from fedveil.executors.select_engine import device_for
     from fedveil.experiment.resume import resumable, same_run
 
     begun = None if resumed is None else resumable(resumed)
     begun_on = None if begun is None else begun.run.engine
     if config.run.engine == "auto" and begun_on == "stacked":
         config = with_run(config, engine="stacked")
-    if config.run.engine == "auto" and begun_on in (None, *TOGETHER) and place("auto", config.training.client_timeout) == GPU:
+    if (
+        config.run.engine == "auto"
+        and begun_on in (None, *TOGETHER)
+        and device_for("auto", config.training.client_timeout) == GPU
+    ):
         config = with_run(config, engine="cuda")  # the statement names the assumptions of this engine
-    config = described(config, population.data)
+    config = with_model_facts(config, population.data)
     if begun is not None and resumed is not None:
         same_run(begun, config, resumed)
         config = with_run(config, isolation=begun.run.isolation)
@@ -117,7 +121,7 @@ def resolve_here(config: Config, population: Population, resumed: Path | None = 
 
 def has_user_defined_parts(config: Config) -> bool:
     """Return whether a user-defined model, task or method may see a client's data."""
-    return not config.model.built_in or task_of(config).own or is_own(method_of(config))
+    return not config.model.built_in or task_of(config).is_user_defined or is_user_defined(method_of(config))
 
 
 def with_run(config: Config, **keys: Any) -> Config:

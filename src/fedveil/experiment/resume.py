@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Progress
 
 
-def begun(path: Path) -> bool:
+def has_begun(path: Path) -> bool:
     """Return whether a directory holds a run that may have released something; otherwise it was killed at its start."""
     names = ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
     return any((path / name).exists() for name in names)

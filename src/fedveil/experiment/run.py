@@ -14,7 +14,7 @@ from fedveil.data.dataset import strata
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.executors.engine_names import OTHER_ENGINES
 from fedveil.executors.interrupts import put_off
-from fedveil.executors.select_engine import engine, place, settled
+from fedveil.executors.select_engine import device_for, engine, engine_to_record
 from fedveil.experiment.assembly import Prepared, federation, prepare
 from fedveil.experiment.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.experiment.plugins import digests
@@ -22,13 +22,13 @@ from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.resolve import data_spec, resolve_here
 from fedveil.experiment.result import Result, Trivial, trivial_of
 from fedveil.experiment.resume import count_spent, identity, resumable, run_id_of, same_run
-from fedveil.experiment.run_directory import append_history, as_written, claimed, write_history
+from fedveil.experiment.run_directory import append_history, as_written, locked, write_history
 from fedveil.experiment.shared_budget import affordable, check_plan, run_name, shared_budget
 from fedveil.experiment.spending import spending_of
-from fedveil.experiment.tracking import Begun, Tracker, following, tracker_named
+from fedveil.experiment.tracking import RunInfo, Tracker, following, tracker_named
 from fedveil.experiment.verification import check_opening, conclude, opening
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.evaluation import handed_over, release_score
+from fedveil.federation.evaluation import load_final_model, release_score
 from fedveil.federation.fit import fit
 from fedveil.federation.history import ALL_FAILED, Columns, Record, Row, declared
 from fedveil.federation.progress import Federation, Progress, start
@@ -134,7 +134,7 @@ def run(
     """
     refuse_secret_search(config)
     handed_over = HandedOver(data, partition)
-    place(config.run.engine, config.training.client_timeout)
+    device_for(config.run.engine, config.training.client_timeout)
     if resume:
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
@@ -165,20 +165,20 @@ def train(
     """
     trackers = [*track, *(tracker_named(name) for name in experiment.track)]
     method, setting, engine = experiment.method, experiment.setting, experiment.engine
-    device = "cpu" if engine.name == "auto" else place(engine.name, engine.timeout)
+    device = "cpu" if engine.name == "auto" else device_for(engine.name, engine.timeout)
     statement = experiment.statement
     tried, local = rehearsed(experiment, prepared)
     model = tried.to(device)
     trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
-        experiment = experiment.with_engine(settled(engine.name, model, experiment.client, setting, engine.timeout))
+        experiment = experiment.with_engine(engine_to_record(engine.name, model, experiment.client, setting, engine.timeout))
     run_id = rundir.new_run_id()
     shared = shared_budget(experiment) if resume else affordable(experiment, run_id)
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
         with _writable(path):
             rundir.create(path)
-    with claimed(path):
+    with locked(path):
         if resume:
             resumable(path)
             check_data(path, prepared)
@@ -200,7 +200,7 @@ def train(
             progress.history = [as_written(path, record, columns) for record in progress.history]
             columns.hide(name for record in progress.history for name in record.private)
         history = [dict(record) for record in progress.history] if progress is not None else []
-        begun = Begun(run_id, path, experiment.written, statement, setting.layout.names, history, columns)
+        begun = RunInfo(run_id, path, experiment.written, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
             return _train(experiment, job, begun, checkpoints, progress, listeners, reached, trivial)
@@ -230,7 +230,7 @@ def _configured(experiment: Experiment, path: Path) -> Callable[[Federation], En
 def _train(
     experiment: Experiment,
     job: Federation,
-    begun: Begun,
+    begun: RunInfo,
     saved: Checkpoints,
     progress: Progress | None,
     listeners: Sequence[Callable[[Row], None]],
@@ -269,7 +269,7 @@ def _train(
     finally:
         if isinstance(job.context.door.ledger, BudgetedLedger):
             job.context.door.ledger.close()
-    model = handed_over(job, progress).to("cpu")
+    model = load_final_model(job, progress).to("cpu")
     model.eval()
     rows = [dict(record) for record in progress.history]
     result = Result(model, rows, begun.statement, path, ended, columns=columns, selection_score=score, trivial=trivial)
@@ -277,7 +277,7 @@ def _train(
         _log.warning("%s: the run has ended: %s", path, "; ".join((ended, *result.warnings)))
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
-        rundir.write_model(path / "model.safetensors", model.saved())
+        rundir.write_model(path / "model.safetensors", model.state_to_save())
         whole, public = summaries(result, begun.run, progress.history)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
         summary = rundir.json_text(public).encode()

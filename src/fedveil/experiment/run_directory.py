@@ -53,7 +53,7 @@ _locked: set[int] = set()
 
 
 @contextmanager
-def claimed(path: Path, *, wait: bool = False) -> Iterator[None]:
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock the directory `path` for this run; the kernel releases the lock when the process ends, however it ends.
 
     Args:

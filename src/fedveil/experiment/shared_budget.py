@@ -15,7 +15,7 @@ from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.ledger import AGGREGATE
 from fedveil.ledger.population_budget import PopulationBudget, open_budget
-from fedveil.methods.run_cost import ROUNDING, releases_to, run_releases
+from fedveil.methods.run_cost import ROUNDING, events_in_view, run_releases
 
 if TYPE_CHECKING:
     from fedveil.experiment.experiment import Experiment
@@ -99,7 +99,7 @@ def budgets(method: Method, setting: Setting) -> Budgets | None:
     planned = planned_charges(method, setting)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
+    epsilon = setting.epsilon if planned == events_in_view(method, setting, setting.scope.view) else None
     if setting.selection is not None:
         epsilon = None  # the target is the search's; this run's cap follows from its plan
     delta, adjacency = setting.delta, setting.scope.adjacency

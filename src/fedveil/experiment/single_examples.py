@@ -55,7 +55,7 @@ def check_single_examples(model: FlatModel, x: Tensor, y: Tensor, task: Task, *,
         ConfigError: what cannot be done, where in the user's code, and what to do.
     """
     _refuse_by_type(model, loop=loop)
-    if not (model.is_custom or task.own):
+    if not (model.is_custom or task.is_user_defined):
         return []
     name = type(model.module).__name__
     if elsewhere := _drawn_by(model, x) - {"torch"}:
@@ -85,10 +85,10 @@ def packs(model: FlatModel, x: Tensor) -> bool:
     Args:
         x: public examples [n, ...].
     """
-    if not model.has_own_code:
+    if not model.has_user_code:
         return False
     watch = _Packing()
-    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was(), suppress(Exception), watch:
+    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.restoring(), suppress(Exception), watch:
         model.module(x[:2].clone())
     return watch.seen
 
@@ -126,7 +126,7 @@ def _refuse_by_type(model: FlatModel, *, loop: bool) -> None:
 
 def _drawn_by(model: FlatModel, x: Tensor) -> set[str]:
     """Return the libraries from whose global generators a forward pass draws."""
-    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was():
+    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.restoring():
         before = _states(x.device)
         model.module(x[:2].clone())
         return {library for library, state in _states(x.device).items() if state != before[library]}
@@ -140,7 +140,7 @@ def _states(device: torch.device) -> dict[str, str]:
 
 def _tried(model: FlatModel, gradients: Callable[[], tuple[list[Block], Tensor]]) -> Tensor | Exception:
     """Return the gradients [n, d], or the error."""
-    with Randomness(0).forward(model.vector.device, "single examples"), model.as_it_was():
+    with Randomness(0).forward(model.vector.device, "single examples"), model.restoring():
         try:
             return rows(gradients()[0])
         except Exception as error:
@@ -170,7 +170,7 @@ def _refuse_others(model: FlatModel, together: Tensor, alone: Tensor | Exception
 
 
 def _of_batches(model: FlatModel, x: Tensor) -> list[str]:
-    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.as_it_was():
+    with torch.no_grad(), Randomness(0).forward(x.device, "single examples"), model.restoring():
         together, alone = model.module(x.clone())[0], model.module(x[:1].clone())[0]
     if together.shape != alone.shape or not bool(((together - alone).abs() <= 1e-3 * alone.abs().max() + 1e-6).all()):
         return [

@@ -15,7 +15,7 @@ from fedveil.accounting.gaussian import rdp_epsilon
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Event, Gaussian, SecretSample, Unbounded, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.methods.run_cost import ROUNDING, charged_bound, charged_delta, releases_to, run_variation
+from fedveil.methods.run_cost import ROUNDING, charged_bound, charged_delta, events_in_view, run_variation
 from fedveil.statement.scope_checks import neighbouring_pair
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class EpsilonSpent:
         self._pair = neighbouring_pair(setting.scope, per_example=setting.example_clip is not None)
         self._variation = run_variation(method, setting)
         view = setting.scope.view
-        composed = releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
-        self._is_composition = composed == releases_to(method, setting, view)
+        composed = events_in_view(method, setting, View.AGGREGATE if view is View.FINAL else view)
+        self._is_composition = composed == events_in_view(method, setting, view)
         self._planned = _total(composed)
         self._read = 0
         self._squares: dict[int, float] = defaultdict(float)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunInfo:
     """Information for a tracker when a run begins or is resumed.
 
     Args:
@@ -54,7 +54,7 @@ def numbers(record: Row, layers: Sequence[str], columns: Columns | None = None) 
     return values_by_name
 
 
-def settings(begun: Begun) -> dict[str, Any]:
+def settings(begun: RunInfo) -> dict[str, Any]:
     """Return the configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
     keys = flat(present(begun.config))
     values = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
@@ -84,7 +84,7 @@ class Tracker(Protocol):
         """Return the name for messages."""
         ...
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: RunInfo) -> None:
         """Called before the first round."""
         ...
 
@@ -110,7 +110,7 @@ def tracker_named(name: str) -> Tracker:
 
 
 @contextmanager
-def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Row], None]]:
+def following(trackers: Sequence[Tracker], begun: RunInfo) -> Iterator[Callable[[Row], None]]:
     """Begin with all trackers, pass each round's row to them, and end them however the run ends.
 
     A tracker that fails after training has begun is not called again, and a warning says so; the run goes on.

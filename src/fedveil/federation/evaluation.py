@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.evidence import estimated_statistics, evidence, own_score
+from fedveil.federation.evidence import client_score, estimated_statistics, evidence
 from fedveil.federation.history import Record
 from fedveil.federation.private_code import found_by
 from fedveil.federation.server import shows_models
@@ -77,7 +77,7 @@ def global_model(federation: Federation, progress: Progress) -> FlatModel:
     return model
 
 
-def handed_over(federation: Federation, progress: Progress) -> FlatModel:
+def load_final_model(federation: Federation, progress: Progress) -> FlatModel:
     """Return the network with the final model loaded, as of now; all scores of a run are of this model."""
     model = global_model(federation, progress)
     model.load(final_model(progress))
@@ -92,13 +92,13 @@ def public_statistics(federation: Federation, progress: Progress) -> Tensor | No
     public = federation.public
     if public is None or len(public[1]) < 2 or not federation.context.buffers.numel():
         return None
-    statistics = estimated_statistics(handed_over(federation, progress), public[0])
+    statistics = estimated_statistics(load_final_model(federation, progress), public[0])
     return statistics if bool(statistics.isfinite().all()) else None
 
 
 def evaluate(federation: Federation, progress: Progress) -> Record:
     """Return scores of the current final model on the public test set and on the clients' own test sets."""
-    model = handed_over(federation, progress)
+    model = load_final_model(federation, progress)
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
         scores = public_scores(task, model, *federation.test)
@@ -159,7 +159,7 @@ def _own_scores(
     if "buffers" in state:
         model.load_buffers(state["buffers"])
     here = replace(context, isolation="none")  # this code already runs in a child process, if any
-    return [found_by(partial(own_score, context.task, model, *given), here) for given in examples]
+    return [found_by(partial(client_score, context.task, model, *given), here) for given in examples]
 
 
 def _mean(scores: Sequence[float | None]) -> float:
@@ -201,9 +201,9 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
         return None
     check_score(s.task, tests=tests is not None)
     assert tests is not None
-    model = handed_over(federation, progress)
+    model = load_final_model(federation, progress)
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
-    door = context.door.beside(Layout(("score",), ((1,),)))
+    door = context.door.for_extra_vector(Layout(("score",), ((1,),)))
     away = [_away(context, model, *tests.examples(client)) for client in range(len(tests))]
     sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
     return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
@@ -211,5 +211,5 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
 
 def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     """Return the distance of one client's score from the middle [1]."""
-    score = found_by(lambda: own_score(context.task, model, x, y), context)
+    score = found_by(lambda: client_score(context.task, model, x, y), context)
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

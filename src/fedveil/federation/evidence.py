@@ -73,7 +73,7 @@ def _fitting(model: FlatModel, two: Tensor) -> int:
     return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
-def own_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | None:
+def client_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | None:
     """Return the main metric on one client's examples, or None without examples.
 
     No other client's data influences it, not even through rounding.
@@ -89,7 +89,7 @@ def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Ten
 
     If the task's main metric is not an accuracy, the number of examples is split in proportion to the metric.
     """
-    score = own_score(task, model, x, y)
+    score = client_score(task, model, x, y)
     if score is None or math.isnan(score):
         return torch.zeros(2)
     right = len(y) * min(max(score, 0.0), 1.0)

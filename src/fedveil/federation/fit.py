@@ -19,7 +19,7 @@ from fedveil.federation.evaluation import average_in, evaluate, public_statistic
 from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
-from fedveil.federation.server import Figures, SeenRound, server_step
+from fedveil.federation.server import Figures, VisibleRound, server_step
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
@@ -92,9 +92,9 @@ def _older_objects_frozen() -> Iterator[None]:
 def one_round(federation: Federation, engine: Engine, progress: Progress) -> None:
     """Run one round (clients, door, server, evaluation) and append its record to the history."""
     begin = time.perf_counter()
-    tasks, released, plan = asked(federation, progress, sample(federation, progress))
-    outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
-    record = answered(federation, progress, outcomes, plan, released)
+    tasks, released, plan = begin_round(federation, progress, sample(federation, progress))
+    outcomes = collect_outcomes(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    record = finish_round(federation, progress, outcomes, plan, released)
     progress.round += 1
     record.private["seconds"] = time.perf_counter() - begin
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
@@ -104,7 +104,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     progress.history.append(record)
 
 
-def asked(
+def begin_round(
     federation: Federation, progress: Progress, chosen: list[int]
 ) -> tuple[Iterator[ClientTask], Released, Plan | Raw | None]:
     """Return the tasks of the chosen clients, the earlier releases, and the plan if all share one: a round's first half."""
@@ -117,7 +117,7 @@ def asked(
     return _tasks(federation, progress, released, chosen, plan), released, plan
 
 
-def answered(
+def finish_round(
     federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
 ) -> Record:
     """Release what the clients sealed, move the global model, and return the round's record without scores: the second half."""
@@ -130,7 +130,7 @@ def answered(
     uploads, skipped = _uploads(federation, progress, outcomes, plan, released)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
-    seen = SeenRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
+    seen = VisibleRound(t, len(weights), skipped, len(progress.spent) if s.groups else None)
     if uploads:
         mean, sent = _server_uploads(federation, uploads), [server.coordinates(u, s.layout) for u in uploads]
         noise = server.noise_variances(federation.method, s, uploads, weights, remote=remote)
@@ -146,7 +146,7 @@ def _recorded(
     federation: Federation,
     progress: Progress,
     outcomes: list[Outcome],
-    seen: SeenRound,
+    seen: VisibleRound,
     measured: list[Figures],
 ) -> Record:
     """Return a round's record; its private half holds only what the public half lacks.
@@ -236,7 +236,7 @@ def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Clie
     return affordable
 
 
-def gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def collect_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return the outcomes sorted by client; contributions to one sum are added as they arrive."""
     total, gathered = RunningSum(), []
     for o in outcomes:
@@ -301,7 +301,7 @@ def _server_uploads(federation: Federation, uploads: list[Upload]) -> list[Uploa
     """Return the uploads that the global model is made of: their mean only, if only the server is assumed to see single ones."""
     if (
         federation.context.summed
-        or not federation.adds_up
+        or not federation.is_sum_equivalent
         or any(u.integers is None or u.plan.clamp is not None for u in uploads)
     ):
         return uploads

@@ -25,7 +25,7 @@ class Record(Mapping[str, Any]):
     """One round of a run's history, read as one row; a private value shadows a public one of the same name.
 
     Args:
-        public: values derived from what the run's view shows (see `server.SeenRound`), the public test set and the ledger.
+        public: values derived from what the run's view shows (see `server.VisibleRound`), the public test set and the ledger.
         private: everything else. `failures` maps each failed client to the reason, and `by_client` holds a method's figures of
             each client.
     """

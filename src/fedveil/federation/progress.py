@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from fedveil.methods.run_cost import adds_up
+from fedveil.methods.run_cost import is_sum_equivalent
 from fedveil.training.local import State
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -75,9 +75,9 @@ class Federation:
     personal_on_test_set: bool = False
 
     @cached_property
-    def adds_up(self) -> bool:
-        """Return whether the clients' uploads add up to one sum (see `fedveil.methods.run_cost.adds_up`)."""
-        return adds_up(self.method, self.setting)
+    def is_sum_equivalent(self) -> bool:
+        """Return whether the clients' uploads add up to one sum (see `fedveil.methods.run_cost.is_sum_equivalent`)."""
+        return is_sum_equivalent(self.method, self.setting)
 
 
 def start(federation: Federation) -> Progress:

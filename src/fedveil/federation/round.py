@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.release.door import Door, Terms
+    from fedveil.release.door import CompiledPlan, Door
     from fedveil.release.noise import Randomness
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
@@ -81,11 +81,11 @@ class Context:
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """Return the policy's plan given the earlier releases, extended by the counts of an evaluation."""
         plan = self.policy.plan(released, state)
-        return plan if self.evaluation is None else self.evaluation.beside(plan, self.door.layout)
+        return plan if self.evaluation is None else self.evaluation.added_to(plan, self.door.layout)
 
     def observed(self, upload: Upload, released: Released) -> Upload:
         """Return what the policy observes: the upload under the policy's own plan, with the public values of that time."""
-        plan = upload.plan if self.evaluation is None else self.evaluation.alone(upload.plan)
+        plan = upload.plan if self.evaluation is None else self.evaluation.removed_from(upload.plan)
         return observed(replace(upload, plan=plan), released)
 
     @property
@@ -237,7 +237,7 @@ def _made_in_child(context: Context, task: ClientTask, act: Pass, *number: int) 
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Train locally under the plan on copies of the model, objective and task, and return the result or the failure."""
     try:
-        model = context.model if context.in_turns else context.model.alone()  # in turns each client already has a copy
+        model = context.model if context.in_turns else context.model.independent_copy()  # in turns each client already has a copy
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
@@ -263,7 +263,9 @@ def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -
     return Failure(plan, reason, trained(replace(context, objective=Plain()), task, plan, on_nothing=True))
 
 
-def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None) -> Outcome:
+def sealed_outcome(
+    context: Context, task: ClientTask, work: Work | Failure, start: float, terms: CompiledPlan | None = None
+) -> Outcome:
     """Seal the result of training at the door and let the client's policy observe it.
 
     The release happens with the round's others.

@@ -75,7 +75,7 @@ _CLEAR = 3.0
 
 
 @dataclass(frozen=True)
-class SeenRound:
+class VisibleRound:
     """Releases of a round as one observer sees them; None or empty means not visible.
 
     Args:
@@ -96,7 +96,7 @@ class SeenRound:
     norm: float | None = None
     noise_before: float | None = None
 
-    def in_view(self, method: Method, s: Setting) -> SeenRound:
+    def in_view(self, method: Method, s: Setting) -> VisibleRound:
         """Return what the run's view shows: no plan derived from private data, and no secret number of clients.
 
         If each client adds noise of its own, the noise is hidden, too, because it would reveal that number.
@@ -118,19 +118,19 @@ def shows_models(s: Setting) -> bool:
     return s.scope.view is not View.FINAL
 
 
-def public_figures(method: Method, s: Setting, columns: Columns, seen: SeenRound, policies: Row) -> Row:
+def public_figures(method: Method, s: Setting, columns: Columns, visible: VisibleRound, policies: Row) -> Row:
     """Return the public half of a round's record, without scores and spent epsilon.
 
     Args:
         seen: restricted to the run's view. policies: figures that the policy takes of its states, which derive from releases.
     """
-    row = release_figures(method, s, seen)
+    row = release_figures(method, s, visible)
     if shows_models(s):
         row |= {name: value for name, value in policies.items() if columns[name].public}
-    return row | _noise_so_far(seen, row)
+    return row | _noise_so_far(visible, row)
 
 
-def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row, measured: Row) -> Row:
+def private_figures(visible: VisibleRound, outcomes: Sequence[Outcome], released: Row, measured: Row) -> Row:
     """Return all figures of a round except scores and time.
 
     Args:
@@ -138,8 +138,8 @@ def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row,
             objective and the policy.
     """
     failed = {o.client: o.error for o in outcomes if o.error}
-    row = {"participants": seen.senders, "failed": len(failed), "failures": failed, **released, **measured}
-    row |= _noise_so_far(seen, row)
+    row = {"participants": visible.senders, "failed": len(failed), "failures": failed, **released, **measured}
+    row |= _noise_so_far(visible, row)
     if not any(o.remote for o in outcomes):  # the server does not know remote losses
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]
         total = sum(n for _, n in trained)
@@ -147,26 +147,26 @@ def private_figures(seen: SeenRound, outcomes: Sequence[Outcome], released: Row,
     return row
 
 
-def release_figures(method: Method, s: Setting, seen: SeenRound) -> Row:
+def release_figures(method: Method, s: Setting, visible: VisibleRound) -> Row:
     """Return the figures that follow from a round's visible releases."""
     plans: Row = {}
-    if seen.uploads:
+    if visible.uploads:
         by_coverage = isinstance(method.server(s), CoverageMean)
-        plans = {} if seen.noise is None else _noise(seen.noise, seen.uploads, s.layout, by_coverage=by_coverage)
-        plans |= _clips(seen.uploads, s.layout)
-        plans["coordinates"] = sum(seen.sent) / len(seen.sent)
-    if seen.sent and seen.senders is not None:
-        plans["uplink_bytes"] = 4 * sum(seen.sent) * (1 if s.scope.view is View.SERVER else seen.senders)
-    row = {"round": seen.round, "participants": seen.senders, "spent_clients": seen.spent, "skipped": seen.skipped}
-    row |= plans | {"update_norm": seen.norm} | evaluation_figures(s, seen.mean, seen.senders)
+        plans = {} if visible.noise is None else _noise(visible.noise, visible.uploads, s.layout, by_coverage=by_coverage)
+        plans |= _clips(visible.uploads, s.layout)
+        plans["coordinates"] = sum(visible.sent) / len(visible.sent)
+    if visible.sent and visible.senders is not None:
+        plans["uplink_bytes"] = 4 * sum(visible.sent) * (1 if s.scope.view is View.SERVER else visible.senders)
+    row = {"round": visible.round, "participants": visible.senders, "spent_clients": visible.spent, "skipped": visible.skipped}
+    row |= plans | {"update_norm": visible.norm} | evaluation_figures(s, visible.mean, visible.senders)
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _noise_so_far(seen: SeenRound, row: Row) -> Row:
+def _noise_so_far(visible: VisibleRound, row: Row) -> Row:
     """Return the expected noise of all rounds added up, if each is known; `row` holds this round's."""
-    if seen.noise_before is None or (seen.uploads and "noise_norm" not in row):
+    if visible.noise_before is None or (visible.uploads and "noise_norm" not in row):
         return {}
-    return {"cumulative_noise_norm": seen.noise_before + row.get("noise_norm", 0.0)}
+    return {"cumulative_noise_norm": visible.noise_before + row.get("noise_norm", 0.0)}
 
 
 def coordinates(upload: Upload, layout: Layout) -> int:

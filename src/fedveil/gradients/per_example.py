@@ -181,7 +181,7 @@ def one_by_one(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
 def _apart(losses: Losses) -> Losses:
     """Return losses, each computed from its example alone, unless the task is built in."""
     owner = getattr(losses, "__self__", None)
-    if isinstance(owner, Task) and not owner.own:
+    if isinstance(owner, Task) and not owner.is_user_defined:
         return losses
     return vmap(lambda output, target: losses(output[None], target[None])[0], randomness="different")
 

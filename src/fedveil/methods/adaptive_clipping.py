@@ -63,16 +63,16 @@ class QuantileClip(Policy):
     def start(self, s: Setting) -> State:
         return {"clip": self.method.clip}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Divide the round's mu^2 = (f / z)^2 between update and count."""
         share, clip = self.method.count_share, state["clip"]
         count = Extra(_HALF, _HALF * s.z / math.sqrt(share))
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(1 - share), place=place, extras={"within": count})
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Make one geometric step, keeping the clip between a millionth and a million times the first clip."""
-        within = _HALF + float(left.extras["within"])
+        within = _HALF + float(upload.extras["within"])
         step = math.exp(-min(max(self.method.rate * (within - self.method.quantile), -20.0), 20.0))
         return {"clip": min(max(state["clip"] * step, 1e-6 * self.method.clip), 1e6 * self.method.clip)}
 

@@ -118,15 +118,15 @@ class Controlled(Policy):
 
     method: DPScaffold | Scaffold
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Return the method's plan with the server's control variate, zero at first."""
-        server = state if sum_noise(s) else seen.server
-        control: Any = server.get("control", seen.model.new_zeros(len(seen.model)))
+        server = state if sum_noise(s) else released.server
+        control: Any = server.get("control", released.model.new_zeros(len(released.model)))
         return self.method.plan(s, control)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Move c by the released mean (aggregate view)."""
-        return self.observe_all(s, state, [left]) if sum_noise(s) else state
+        return self.observe_all(s, state, [upload]) if sum_noise(s) else state
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Move c by the mean of the single uploads (server view)."""

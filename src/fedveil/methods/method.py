@@ -70,10 +70,10 @@ class Policy(ABC):
         return {}
 
     @abstractmethod
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Return the plan of the next release; a pure function, so that all workers compute the same plan."""
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Return the state after a release."""
         return state
 
@@ -99,12 +99,12 @@ class Unproven:
 Release = Schedule | Policy | Unproven
 
 
-def as_trained(s: Setting, seen: Released, update: Tensor) -> Plan:
+def as_trained(s: Setting, released: Released, update: Tensor) -> Plan:
     """Release the update unchanged."""
     return Plan()
 
 
-def what_is_not_zero(s: Setting, seen: Released, update: Tensor) -> Plan:
+def what_is_not_zero(s: Setting, released: Released, update: Tensor) -> Plan:
     """Omit coordinates that are zero after training."""
     return Plan(support=update != 0)
 
@@ -250,7 +250,7 @@ def participation_of(method: Method, s: Setting) -> Participation | None:
     return release.always.mechanism.participation if isinstance(release, Fixed) else None
 
 
-def is_own(method: Method) -> bool:
+def is_user_defined(method: Method) -> bool:
     """Return whether the method is user-defined."""
     return type(method).__module__.partition(".")[0] != "fedveil"
 

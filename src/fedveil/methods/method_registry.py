@@ -51,7 +51,7 @@ def method_from(options: dict[str, Any]) -> Method:
     return method
 
 
-def described(name: str) -> str:
+def description(name: str) -> str:
     """Return a method's docstring, its reconstructed parts, and its parameters with their defaults."""
     kind = METHODS.find(name)
     defaults = "\n".join(f"  {key} = {_default(kind, key)}" for key in kind.model_fields if key != "name")

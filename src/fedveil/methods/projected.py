@@ -87,7 +87,7 @@ class Projected(SumServer):
         mu = _unit_last_mu(*run, None, 2.0, rounded)
         if self.smoothness is not None and pull is not None:
             mu = min(mu, _unit_last_mu(*run, (pull, self.smoothness), s.scope.update_factor / s.cohort, cell + rounded))
-        return mu * s.cohort / (steps.noise_std * math.sqrt(s.sharers_to(View.FINAL)))
+        return mu * s.cohort / (steps.noise_std * math.sqrt(s.unknown_noises_in(View.FINAL)))
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """Return the assumptions of the price."""

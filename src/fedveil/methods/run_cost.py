@@ -66,18 +66,18 @@ class Planner:
         """Return the state before the first release."""
         return self.part.start(self.setting) if isinstance(self.part, Policy) else {}
 
-    def plan(self, seen: Released, state: State) -> Plan | Raw:
+    def plan(self, released: Released, state: State) -> Plan | Raw:
         """Return the plan of the next release.
 
         Raises:
             ConfigError: it is not a plan, or differs from the plan made before the first round.
         """
-        s = self.setting.of(seen.client)
+        s = self.setting.of(released.client)
         if isinstance(self.part, Unproven):
-            return Raw(self.part.reads, partial(self.part.make, s, seen), self.part.reason)
+            return Raw(self.part.reads, partial(self.part.make, s, released), self.part.reason)
         if isinstance(self.part, Policy):
-            return checked(self.part.plan(s, seen, state), seen.round)
-        return self._scheduled(s, seen.client, seen.round)
+            return checked(self.part.plan(s, released, state), released.round)
+        return self._scheduled(s, released.client, released.round)
 
     def observe(self, state: State, upload: Upload) -> State:
         """Return the state after a release."""
@@ -151,7 +151,7 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     if s.noise_multiplier == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
-    shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
+    shares = s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
     if isinstance(first, Unbounded):
         return [first]
@@ -168,19 +168,20 @@ def gaussian_releases(s: Setting, view: View) -> list[Event]:
     return planned_releases(gaussian_plan(s, 1.0), s, view)
 
 
-def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
+def events_in_view(method: Method, s: Setting, view: View) -> list[Event]:
     """Return the privacy events seen under `view`: the method's `releases` for the run's view, derived bounds for other views.
 
-    An adversary weaker than the server gets a smaller bound only if `adds_up`; otherwise the bound against the server holds.
+    An adversary weaker than the server gets a smaller bound only if `is_sum_equivalent`; otherwise the bound against the server
+    holds.
     """
     view_of_run = s.scope.view
     if view is View.FINAL:
-        return _of_last_model(method, s, releases_to(method, s, View.AGGREGATE))
+        return _of_last_model(method, s, events_in_view(method, s, View.AGGREGATE))
     sums = view_of_run is View.FINAL and view is View.AGGREGATE  # the releases are the same in both
     if view is view_of_run or sums or s.example_clip is not None:
         return method.releases(s, view)
     if view_of_run is View.SERVER:
-        return method.releases(s, view if adds_up(method, s) else view_of_run)
+        return method.releases(s, view if is_sum_equivalent(method, s) else view_of_run)
     if is_common(method, s):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
@@ -194,7 +195,7 @@ def _of_last_model(method: Method, s: Setting, rounds: list[Event]) -> list[Even
     return [Gaussian(last)] if last < mu else rounds
 
 
-def adds_up(method: Method, s: Setting) -> bool:
+def is_sum_equivalent(method: Method, s: Setting) -> bool:
     """Return whether a round of single uploads reveals, except to the server, only their sum with the noise of all uploads.
 
     There are four conditions. The plans depend on the round alone and are the same for all clients: otherwise a coordinate has
@@ -208,8 +209,8 @@ def adds_up(method: Method, s: Setting) -> bool:
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
-    """Return `releases_to`, and the noisy score of a run in a search."""
-    events = releases_to(method, s, view)
+    """Return `events_in_view`, and the noisy score of a run in a search."""
+    events = events_in_view(method, s, view)
     return events if s.selection is None else s.selection.releases(events, s.scope.adjacency)
 
 
@@ -219,7 +220,7 @@ def noise_of(plan: Plan | Raw, s: Setting) -> float:
         return 0.0
     if isinstance(plan, LocalDpSgd):
         return plan.step.noise_multiplier
-    mu = plan_mu(plan, s.layout, 1, s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
+    mu = plan_mu(plan, s.layout, 1, s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
     return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 
 
@@ -387,7 +388,7 @@ def check_weights(method: Method, s: Setting) -> None:
     """
     if weighting_of(method) != "examples" or s.sampling != "poisson" or not sum_noise(s):
         return
-    if not any(isinstance(event, Unbounded) for event in releases_to(method, s, s.scope.view)):
+    if not any(isinstance(event, Unbounded) for event in events_in_view(method, s, s.scope.view)):
         raise ConfigError(
             f"{method.name}: clients drawn by Poisson sampling weigh by their number of examples, so the denominator of the mean "
             f"tells who took part and can be read off the model: set method.weighting = 'uniform' or training.sampling = 'fixed'"
@@ -416,7 +417,7 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> Planner:
         rounds = range(min(one.rounds, _PRICED)) if isinstance(release, Schedule) else range(1)
         plans = [release.plan(one, t) if isinstance(release, Schedule) else planner.plan(first, planner.start()) for t in rounds]
         for view in views:
-            _check_declared_cost(method.name, releases_to(method, one, view), _priced(plans, one, view), one, view)
+            _check_declared_cost(method.name, events_in_view(method, one, view), _priced(plans, one, view), one, view)
     return planner
 
 
@@ -439,8 +440,8 @@ def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
     for t, plan in enumerate(plans):
         if isinstance(plan, Raw):
             return [Unbounded(plan.reason)]
-        plan = plan if s.evaluation is None else s.evaluation.beside(plan, s.layout)
-        shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
+        plan = plan if s.evaluation is None else s.evaluation.added_to(plan, s.layout)
+        shares = s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
     others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]

@@ -49,7 +49,7 @@ class Setting:
         epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of a release; None before calibration.
         example_clip: per-example L2 clip if local training is DP-SGD (record level), else None.
         min_survivors: guaranteed number of noisy uploads in the sum of a round. colluders: number of them that belong to the
-            adversary; see `sharers_to` for the noise that any client knows.
+            adversary; see `unknown_noises_in` for the noise that any client knows.
         max_participations: rounds in which one client may take part, or None for all T.
         server: optimiser of the server for the aggregated step; SGD at rate 1 applies it unchanged.
         groups: clients by cap, if the method gives them individual caps; `epsilon` and `noise_multiplier` are then those of the
@@ -139,7 +139,7 @@ class Setting:
             )
         return self.records
 
-    def sharers_to(self, view: View) -> int:
+    def unknown_noises_in(self, view: View) -> int:
         """Return the number of noises in a sum of noisy uploads that an adversary with this view does not know.
 
         A client that sees the sums knows the noise that it drew itself, so one noise counts as known even without collusion. An

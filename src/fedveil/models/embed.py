@@ -69,9 +69,9 @@ def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[
 
 def _fresh(network: nn.Module) -> nn.Module:
     """Return a copy that shares the weights, or the network itself if it is stateless."""
-    from fedveil.training.params import copied, has_own_code
+    from fedveil.training.params import copied, has_user_code
 
-    return copied(network, network.parameters()) if has_own_code(network) else network
+    return copied(network, network.parameters()) if has_user_code(network) else network
 
 
 def _refuse_mixing(network: nn.Module, x: Tensor) -> None:

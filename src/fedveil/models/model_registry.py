@@ -131,14 +131,14 @@ _PASSED_IF_NAMED = ("input_shape", "outputs")
 
 
 @dataclass(frozen=True)
-class OwnModel:
+class UserModel:
     """User-defined model: a function or class that makes it, and the pydantic model of its options, if any."""
 
     make: Callable[..., Any]
     options: type[BaseModel] | None = None
 
 
-OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {}, "a model of your own needs its file in run.plugins")
+OWN_MODELS: Registry[UserModel] = Registry("model.name", "model", {}, "a model of your own needs its file in run.plugins")
 
 
 def register_model(name: str, options: type[BaseModel] | None = None) -> Callable[[Make], Make]:
@@ -160,13 +160,13 @@ def register_model(name: str, options: type[BaseModel] | None = None) -> Callabl
             raise ConfigError(f"the name {name!r} of {make.__qualname__} belongs to a model of fedveil: choose another")
         if reserved := sorted({*KEYS} & {*(_arguments(make) if options is None else options.model_fields)}):
             raise ConfigError(f"{make.__qualname__}: {', '.join(reserved)} are keys of the section model: rename these options")
-        OWN_MODELS.add(name, OwnModel(make, options), make)
+        OWN_MODELS.add(name, UserModel(make, options), make)
         return make
 
     return decorate
 
 
-def made(own: OwnModel, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+def made(own: UserModel, options: Mapping[str, Any], input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """Make a user-defined model with torch's random numbers from `seed`, restoring their global state.
 
     Raises:
@@ -185,7 +185,7 @@ def made(own: OwnModel, options: Mapping[str, Any], input_shape: tuple[int, ...]
     return module
 
 
-def _checked_own(own: OwnModel, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_own(own: UserModel, options: Mapping[str, Any]) -> dict[str, Any]:
     if own.options is not None:
         try:
             return dict(own.options(**options))

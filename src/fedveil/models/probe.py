@@ -41,14 +41,14 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
     name, device = type(model.module).__name__, model.vector.device
     x, y = x.to(device), y.to(device)
     with torch.random.fork_rng(devices=[]):
-        with model.as_it_was() as first:
+        with model.restoring() as first:
             output = _output(model, x, name)
             check_task(task, output.detach().float().cpu(), y.cpu())
-        with model.as_it_was():
+        with model.restoring():
             _try_sizes(model, x, name)
-        with model.as_it_was() as each_time:
+        with model.restoring() as each_time:
             used = _gradients(model, x, y, task)
-            lost = model.lost()
+            lost = model.replaced_parameters()
     if lost:
         raise ConfigError(
             f"model: {name} puts other tensors in the place of its parameters' data in its forward pass ({_some(lost)}), so that "
@@ -78,7 +78,7 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
 
 def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
     """Return whether the network or the task can learn from two of these examples but not from one, as with batch norm."""
-    ours = not (model.is_custom or task.own)  # of fedveil's parts only batch normalisation needs more than one
+    ours = not (model.is_custom or task.is_user_defined)  # of fedveil's parts only batch normalisation needs more than one
     if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
         return False
     with torch.no_grad(), _as_it_was(model):
@@ -96,7 +96,7 @@ def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
 @contextmanager
 def _as_it_was(model: FlatModel) -> Iterator[None]:
     """Restore at the end everything that a pass changes, including the states of generators."""
-    with Randomness(0).forward(model.vector.device, "public examples"), model.as_it_was():
+    with Randomness(0).forward(model.vector.device, "public examples"), model.restoring():
         yield
 
 

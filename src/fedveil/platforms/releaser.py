@@ -128,7 +128,8 @@ class LifetimeReleases:
             seeded_noise=self.seed is not None,
             batch_norm=False,
             public=tuple(Assumption(*one) for one in _ASSUMED),
-            beside=(f"integer arrays leave unchanged, without noise, and no epsilon covers them: {integers}",) * bool(integers),
+            extra_disclosures=(f"integer arrays leave unchanged, without noise, and no epsilon covers them: {integers}",)
+            * bool(integers),
         )
         return PrintedStatement.of(statement)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Terms:
+class CompiledPlan:
     """Compiled plan: everything that follows from a plan alone, before any data are read.
 
     source: the plan as its policy made it. plan: the same, as the door executes and charges it.
@@ -66,7 +66,7 @@ class Terms:
     rows: dict[int, Entry] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Plan, plan: Plan, parts: ReleaseLayout, reason: str, reads: tuple[str, ...] = ()) -> Terms:
+    def of(cls, source: Plan, plan: Plan, parts: ReleaseLayout, reason: str, reads: tuple[str, ...] = ()) -> CompiledPlan:
         """Compile a plan for releases of this layout."""
         exact = on_grid(plan, reason, parts.model)
         return cls(source, plan, reason, reads, exact, clippings(plan, parts) if exact else ())
@@ -159,11 +159,11 @@ class Door:
         return ReleaseLayout(self.layout, self.extras, self.bits)
 
     @property
-    def known(self) -> int:
+    def known_noise_terms(self) -> int:
         """Return how many noise terms of a sum the adversary knows: those of all colluders, or of the one client that it is."""
         return max(self.colluders, 1)
 
-    def beside(self, layout: Layout) -> Self:
+    def for_extra_vector(self, layout: Layout) -> Self:
         """Return a door for an extra vector of all clients under independent noise: not sampled, no extras, no memory."""
         return replace(self, layout=layout, rate=None, extras={}, memory=None)
 
@@ -177,10 +177,10 @@ class Door:
         """Return the cost of an upload under this plan; `reason`: why nothing can be proven about it, or empty."""
         return Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
 
-    def terms(self, plan: Plan) -> Terms:
+    def compile(self, plan: Plan) -> CompiledPlan:
         """Compile a plan once, for all clients that share it; the plan is copied, so that its maker cannot change it."""
         self._check_extras(plan)
-        return Terms.of(plan, copied(plan), self.parts, reason_of(plan))
+        return CompiledPlan.of(plan, copied(plan), self.parts, reason_of(plan))
 
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
         """Return why a client's update and extras cannot be released as they are, for its own log; empty if they can."""
@@ -197,7 +197,7 @@ class Door:
     def seal_upload(
         self,
         update: Tensor | None,
-        plan: Plan | Raw | Terms,
+        plan: Plan | Raw | CompiledPlan,
         client: int,
         round: int,
         *,
@@ -239,9 +239,9 @@ class Door:
         Args:
             reason: why nothing can be proven about it, or empty. more: weight and buffers of the upload.
         """
-        return self._sealed(released, Terms.of(plan, plan, self.parts, reason), client, round, **more)
+        return self._sealed(released, CompiledPlan.of(plan, plan, self.parts, reason), client, round, **more)
 
-    def _sealed(self, released: Tensor, terms: Terms, client: int, round: int, **more: Any) -> SealedUpload:
+    def _sealed(self, released: Tensor, terms: CompiledPlan, client: int, round: int, **more: Any) -> SealedUpload:
         plan = terms.plan
         if round in terms.rows:
             entry = terms.rows[round].of_client(client)
@@ -251,7 +251,7 @@ class Door:
         stds = torch.tensor(per_layer(plan.noise_std, self.layout))
         update, others = self.parts.parted(released)
         upload = Upload(client, round, update, stds, terms.source, plan.support, extras=others, **more)
-        return SealedUpload(self.opened(upload, released, plan) if terms.exact else upload, entry)
+        return SealedUpload(self.decoded(upload, released, plan) if terms.exact else upload, entry)
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
         """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are returned.
@@ -264,12 +264,12 @@ class Door:
         self.ledger.charge_all([one.entry for one in sealed])
         return [one.upload for one in sealed]
 
-    def leaving(self, upload: Upload) -> Tensor:
+    def released_bits(self, upload: Upload) -> Tensor:
         """Return the exact bits that an upload releases: int64 [D] on the grid, or float32 [D] if nothing is promised."""
         floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
         return torch.cat(floats) if upload.integers is None else upload.integers
 
-    def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
+    def decoded(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
         """Return the upload with vectors decoded from the released integers [D]; this is post-processing by the receiver."""
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
@@ -281,12 +281,12 @@ class Door:
         """Return the mean of uploads on the same grid, a function of their integer sum alone: post-processing."""
         first, n = uploads[0], len(uploads)
         total = self._added_up([torch.as_tensor(upload.integers) for upload in uploads], torch.int64)
-        return self.opened(replace(first, client=AGGREGATE, noise_std=first.noise_std / math.sqrt(n)), total, first.plan, n)
+        return self.decoded(replace(first, client=AGGREGATE, noise_std=first.noise_std / math.sqrt(n)), total, first.plan, n)
 
     def seal(
         self,
         update: Tensor | None,
-        plan: Plan | Raw | Terms,
+        plan: Plan | Raw | CompiledPlan,
         client: int,
         round: int,
         *,
@@ -339,7 +339,7 @@ class Door:
         if any(c.sealed.dtype != kind for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
         n = len(contributions)
-        shares = n - self.known
+        shares = n - self.known_noise_terms
         event = (
             Unbounded(reason)
             if reason
@@ -365,7 +365,7 @@ class Door:
         buffers = mean_statistics(contributions)
         if exact:
             upload = Upload(AGGREGATE, round, torch.empty(0), stds, executed, executed.support, 1.0, buffers)
-            return self.opened(upload, total, executed, denominator)
+            return self.decoded(upload, total, executed, denominator)
         update, extras = self.parts.parted(total / denominator)
         return Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
 
@@ -391,16 +391,16 @@ class Door:
         return total
 
     def _prepare(
-        self, update: Tensor | None, plan: Plan | Raw | Terms, extras: Mapping[str, Tensor]
-    ) -> tuple[Terms, Tensor, str]:
+        self, update: Tensor | None, plan: Plan | Raw | CompiledPlan, extras: Mapping[str, Tensor]
+    ) -> tuple[CompiledPlan, Tensor, str]:
         """Return the compiled plan, the flat vector [D] to release, and the reason if it is zero."""
         if isinstance(plan, Raw):
             vector = checked(update, extras, self.parts, self.max_norm)
             made = plan.make(vector[: self.layout.dimension])
             self._check_extras(made)
-            return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector, ""
-        self._check_extras(plan.plan if isinstance(plan, Terms) else plan)
-        terms = plan if isinstance(plan, Terms) else Terms.of(plan, plan, self.parts, reason_of(plan))
+            return CompiledPlan.of(made, made, self.parts, plan.reason, plan.reads), vector, ""
+        self._check_extras(plan.plan if isinstance(plan, CompiledPlan) else plan)
+        terms = plan if isinstance(plan, CompiledPlan) else CompiledPlan.of(plan, plan, self.parts, reason_of(plan))
         try:
             return terms, checked(update, extras, self.parts, self.max_norm), ""
         except UpdateRefused as refused:
@@ -413,7 +413,7 @@ class Door:
         if needed != got:
             raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
 
-    def gridded(self, vector: Tensor, terms: Terms) -> Integers:
+    def gridded(self, vector: Tensor, terms: CompiledPlan) -> Integers:
         """Restrict, clip and truncate [D] to integers of the plan's grid: private, before any noise."""
         (update, whole), *others = terms.clippings
         support = terms.plan.support

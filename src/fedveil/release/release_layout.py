@@ -218,7 +218,7 @@ class EvaluationCounts:
     share: float
     examples: int
 
-    def beside(self, plan: Plan | Raw, layout: Layout) -> Plan:
+    def added_to(self, plan: Plan | Raw, layout: Layout) -> Plan:
         """Return the plan extended by the counts, at the same mu.
 
         With noise s on an update and extras of mu m, s / sqrt(1 - share) leaves them sqrt(1 - share) m, and noise
@@ -235,7 +235,7 @@ class EvaluationCounts:
         counts = Extra(float(self.examples), self.examples / (math.sqrt(self.share) * mu))
         return replace(noisier, extras={**noisier.extras, COUNTS: counts})
 
-    def alone(self, plan: Plan) -> Plan:
+    def removed_from(self, plan: Plan) -> Plan:
         """Return the plan of the same price without counts, the inverse of `beside` up to rounding."""
         return self._with_noise_times(plan, math.sqrt(1 - self.share))
 

@@ -23,7 +23,7 @@ import tomli_w
 
 from fedveil.errors import ConfigError
 from fedveil.experiment.run_directory import DECLARED, PRIVATE, TABLES, present
-from fedveil.experiment.tracking import Begun, epsilons, numbers, settings
+from fedveil.experiment.tracking import RunInfo, epsilons, numbers, settings
 from fedveil.ledger.files import owner_only_folder
 from fedveil.statement.statement_layout import to_markdown
 
@@ -40,7 +40,7 @@ class TensorBoard:
     def __init__(self, path: str | Path | None) -> None:
         self._path = path
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = begun.path / "tensorboard" if self._path is None else Path(self._path)
@@ -98,7 +98,7 @@ class Mlflow:
     def __init__(self, library: Any, uri: str | None, experiment: str) -> None:
         self._library, self._uri, self._experiment = library, uri, experiment
 
-    def begin(self, begun: Begun) -> None:
+    def begin(self, begun: RunInfo) -> None:
         self._begun = begun
         with _one_at_a_time():
             self._client = self._library.MlflowClient(tracking_uri=self._uri)

@@ -21,7 +21,7 @@ from fedveil.accounting.learnability import (
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import events_in_view
 from fedveil.statement.scope_checks import neighbouring_pair
 from fedveil.statement.statement import VIEWS
 
@@ -98,14 +98,14 @@ def _other(method: Method, s: Setting, clip: float, view: View, epsilon: float) 
     moved = replace(s, scope=replace(s.scope, view=view), epsilon=epsilon)
 
     def events(z: float) -> list[Event]:
-        return releases_to(method, replace(moved, noise_multiplier=z), view)
+        return events_in_view(method, replace(moved, noise_multiplier=z), view)
 
     try:
         trial = events(1.0)
         lost = next((event.reason for event in trial if isinstance(event, Unbounded)), None)
         if lost is not None:
             return Level(view, note=lost)
-        if events(s.z) == releases_to(method, s, s.scope.view) and _on_sum(s, view) == _on_sum(s, s.scope.view):
+        if events(s.z) == events_in_view(method, s, s.scope.view) and _on_sum(s, view) == _on_sum(s, s.scope.view):
             return _level(moved, clip, view, s.z)
         z = calibrate(epsilon, s.delta, events, accountant=_quick(trial), adjacency=_pair(s), tolerance=1e-4)
         return _level(moved, clip, view, z)
@@ -129,7 +129,7 @@ def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
     """Whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
     z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s) / s.update_noise
     try:
-        events = releases_to(method, replace(s, noise_multiplier=z), s.scope.view)
+        events = events_in_view(method, replace(s, noise_multiplier=z), s.scope.view)
         return bound(events, s.delta, accountant=_quick(events), adjacency=_pair(s))[0] <= epsilon
     except ConfigError:
         return False

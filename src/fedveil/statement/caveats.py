@@ -29,7 +29,7 @@ from fedveil.mechanism.plan import lets_statistics_out, reason_of
 from fedveil.methods.base import Fixed
 from fedveil.methods.method import participation_of, weighting_of
 from fedveil.methods.projected import assumptions_of
-from fedveil.methods.run_cost import charged_bound, releases_to, run_variation, sampler_adds, sampler_line
+from fedveil.methods.run_cost import charged_bound, events_in_view, run_variation, sampler_adds, sampler_line
 from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 
@@ -305,7 +305,7 @@ def _task(task: Task) -> list[Assumption]:
                 "what is computed from private data without noise is a release of its own, which nobody charged",
             )
         )
-    if task.own:
+    if task.is_user_defined:
         found.append(
             Assumption(
                 f"loss and scores of task.name = {task.name!r}, which are code of the user's own, depend on nothing but what "
@@ -344,7 +344,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
                 "a single upload has less noise of its own than the sum has, or none",
             )
         ]
-    if not s.can_share or releases_to(method, s, View.AGGREGATE) == releases_to(method, s, View.SERVER):
+    if not s.can_share or events_in_view(method, s, View.AGGREGATE) == events_in_view(method, s, View.SERVER):
         return []  # what is proven against the server holds for all, whoever is missing
     least = f"at least {s.min_survivors}" if s.min_survivors is not None else f"all {s.cohort}"
     others = f", at most {s.colluders} of them the adversary's" if s.colluders else ", of which a client knows its own noise"

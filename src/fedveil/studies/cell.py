@@ -14,7 +14,7 @@ from fedveil.experiment.config_files import read_config
 from fedveil.experiment.public_setting import task_of
 from fedveil.experiment.public_values import TOGETHER
 from fedveil.experiment.recorded_run import read_run
-from fedveil.experiment.resume import begun, refuse_earlier, same_run
+from fedveil.experiment.resume import has_begun, refuse_earlier, same_run
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_layout import read_statement
 from fedveil.studies.statistics import last
@@ -109,7 +109,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     """
     path = Path(out) / "cells" / cell.name
     state = CellState(cell, path, "waiting", total=cell.config.training.rounds)
-    if not begun(path):
+    if not has_begun(path):
         return state
     refuse_earlier(path)
     saved = read_config(path / "config.toml")

@@ -20,7 +20,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import read_config
 from fedveil.experiment.public_setting import setting_of, task_of
-from fedveil.experiment.resume import begun
+from fedveil.experiment.resume import has_begun
 from fedveil.experiment.run import run
 from fedveil.experiment.run_directory import write_json
 from fedveil.federation.history import columns_of
@@ -166,7 +166,7 @@ def cell_job(name: str, config: Config, path: Path) -> Job:
 def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
     """Start or resume `config` in `path`; report (round, seconds, main metric or None) after each round."""
     path = Path(arguments["path"])
-    resume = begun(path)
+    resume = has_begun(path)
     if path.exists() and not resume:
         shutil.rmtree(path)
 

@@ -20,7 +20,7 @@ import torch
 import fedveil.experiment.run_directory as rundir
 from fedveil.attacks.neighbours import other_targets
 from fedveil.errors import ConfigError
-from fedveil.executors.select_engine import engine, place
+from fedveil.executors.select_engine import device_for, engine
 from fedveil.experiment.assembly import Prepared, federation
 from fedveil.experiment.config import Config
 from fedveil.experiment.data_card import HandedOver, reopened
@@ -145,7 +145,7 @@ def _job(experiment: Experiment, prepared: Prepared, folder: Path) -> Federation
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
     model, local = rehearsed(experiment, prepared)
-    network = model.to(place(experiment.engine.name)), local
+    network = model.to(device_for(experiment.engine.name)), local
     job = federation(experiment, prepared, folder / "ledger.sqlite", "twin", network)
     return replace(job, client_tests=None, evaluate_every=experiment.setting.rounds)
 

@@ -129,14 +129,14 @@ class Task(BaseModel):
         return type(self).losses is not Task.losses
 
     @property
-    def own(self) -> bool:
+    def is_user_defined(self) -> bool:
         """Return whether the task is user-defined."""
         return not type(self).__module__.startswith("fedveil.tasks.")
 
     @property
     def constants(self) -> dict[str, Any]:
         """Return the public numbers of the task: all of a user-defined task, only the explicitly set ones of a built-in task."""
-        names = set(type(self).model_fields) if self.own else self.model_fields_set
+        names = set(type(self).model_fields) if self.is_user_defined else self.model_fields_set
         values = {key: getattr(self, key) for key in type(self).model_fields if key in names}
         return {key: value for key, value in values.items() if not isinstance(value, str | bool | None)}
 

@@ -131,20 +131,20 @@ class FlatModel:
         self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
 
     @property
-    def has_own_code(self) -> bool:
+    def has_user_code(self) -> bool:
         """Return whether the module contains user-defined code, that is, anything but the layers of torch and fedveil."""
-        return has_own_code(self.module)
+        return has_user_code(self.module)
 
     @property
     def is_custom(self) -> bool:
         """Return whether the module is user-defined."""
-        return not self._built_in or self.has_own_code
+        return not self._built_in or self.has_user_code
 
-    def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
+    def copy_into(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """Return a copy in the given memory, [d] each, that shares its frozen part with this model."""
         return FlatModel(copied(self.module, self._constants), vector, grad, self._built_in)
 
-    def alone(self) -> FlatModel:
+    def independent_copy(self) -> FlatModel:
         """Return a copy that shares nothing with this model."""
         return FlatModel(copied(self.module), built_in=self._built_in)
 
@@ -183,7 +183,7 @@ class FlatModel:
         return output
 
     @contextmanager
-    def as_it_was(self) -> Iterator[set[str]]:
+    def restoring(self) -> Iterator[set[str]]:
         """Restore parameters, buffers and mode at the end; other attributes that the module's code sets remain.
 
         Yields:
@@ -217,7 +217,7 @@ class FlatModel:
         """Set the trained parameters to `vector` [d]."""
         self.vector.copy_(vector)
 
-    def saved(self) -> dict[str, Tensor]:
+    def state_to_save(self) -> dict[str, Tensor]:
         """Return the module's state for `load_state_dict`; if a part is frozen, only the tensors that training changes."""
         import torch
 
@@ -257,7 +257,7 @@ class FlatModel:
             self.train()
         return self.buffers()
 
-    def lost(self) -> list[str]:
+    def replaced_parameters(self) -> list[str]:
         """Return the names of parameters whose data the module's code replaced by other tensors, which are no longer trained."""
         memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
         return [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]
@@ -354,7 +354,7 @@ _TRUSTED = ("torch.nn.modules.", "torch.nn.functional", "fedveil.")
 torch makes from user-defined code do not belong to them."""
 
 
-def has_own_code(module: nn.Module) -> bool:
+def has_user_code(module: nn.Module) -> bool:
     """Return whether a part has a class, a hook, a function or a `forward` from outside of torch and fedveil."""
     from torch.nn.modules.module import _has_any_global_hook
 

@@ -84,9 +84,9 @@ class LDPFed(TwoVariants):
             return Turns(self)
         return Unproven(("values perturbed in training",), self.unproven, self.perturbed)
 
-    def perturbed(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+    def perturbed(self, s: Setting, released: Released, update: Tensor) -> Plan:
         """Published: send the layers of the round as training made them."""
-        return Plan(support=turn(s.layout, self.layers_a_round, seen.round))
+        return Plan(support=turn(s.layout, self.layers_a_round, released.round))
 
     def client(self, s: Setting) -> Client:
         """Proven: plain training. Published: training with perturbation."""
@@ -257,10 +257,10 @@ class GFLALDPA(MethodConfig):
         """Proven: a plan that depends on the round only. Published: the largest coordinates of the update."""
         return Growing(self) if self.variant == "proven" else Unproven(("largest coordinates",), _REASON, self.of_largest)
 
-    def of_largest(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+    def of_largest(self, s: Setting, released: Released, update: Tensor) -> Plan:
         """Published: the largest coordinates of the update, and the noise of the round."""
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
-        std, support = self.published_std(s, seen.round), largest(update, self.kept(s))
+        std, support = self.published_std(s, released.round), largest(update, self.kept(s))
         return Plan(clip=self.clip, noise_std=std, place=place, support=support)
 
     def kept(self, s: Setting) -> int:

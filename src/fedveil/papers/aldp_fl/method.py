@@ -87,7 +87,7 @@ class Window(Policy):
         first = first_clips(self.method.clip, s.layout)
         return {"first": first, "norms": first.new_empty((0, len(first)))}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Per-layer clips from the window, noise at the round's share of the budget, a clamp afterwards."""
         first, norms = state["first"], state["norms"]
         lo, hi = self.method.clip_range
@@ -97,9 +97,9 @@ class Window(Policy):
         n = s.cohort if sum_noise(s) else 1
         return layered_plan(s, clips, equal=self.method.allocation == "equal", clamp=self.method.bound * n)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Add the debiased norms of the release to the window."""
-        norms = debiased_norms(left, s.layout)
+        norms = debiased_norms(upload, s.layout)
         held = state["norms"][-(self.method.window - 1) :] if self.method.window > 1 else state["norms"][:0]
         return {**state, "norms": held.new_tensor([*held.tolist(), norms.tolist()])}
 

@@ -67,7 +67,7 @@ def trajectory(s: Setting, proximal: float = 0.0) -> NDArray[np.float64]:
 
 def upload_std(s: Setting, bounds: NDArray[np.float64]) -> float:
     """Return sigma of one upload: z is relative to C_0 and to the noise that the run's view sees."""
-    return s.z * float(bounds[0]) / math.sqrt(s.sharers_to(s.scope.view)) if s.z else 0.0
+    return s.z * float(bounds[0]) / math.sqrt(s.unknown_noises_in(s.scope.view)) if s.z else 0.0
 
 
 class AlongTrajectory(MethodConfig):
@@ -115,7 +115,7 @@ class AlongTrajectory(MethodConfig):
         bounds = trajectory(s, self.pull)
         if s.z == 0:
             return [Unbounded("no noise is added (noise_multiplier = 0)")]
-        unknown = s.sharers_to(View.AGGREGATE if view is View.FINAL else view)  # priced as if all models were visible
+        unknown = s.unknown_noises_in(View.AGGREGATE if view is View.FINAL else view)  # priced as if all models were visible
         mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(unknown))
         if len(bounds) == 1:
             return [Gaussian(float(mus[0]), s.participations)]
@@ -131,8 +131,9 @@ class AlongTrajectory(MethodConfig):
         if s.scope.view is View.SERVER:
             return ()
         known = f"those of the {s.colluders} who collude" if s.colluders else "the one that a fellow client knows as its own"
+        others = s.unknown_noises_in(View.AGGREGATE)
         return (
-            f"at least {s.sharers_to(View.AGGREGATE)} honest clients add their noise share to every released sum besides {known} "
+            f"at least {others} honest clients add their noise share to every released sum besides {known} "
             "(a round with fewer is charged more)",
         )
 

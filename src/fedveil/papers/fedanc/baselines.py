@@ -62,7 +62,7 @@ class Soteria(Defence):
         return PrunedColumns(form=self.form, rate=self.pruning_rate)
 
 
-def sent_columns(s: Setting, seen: Released, update: Tensor) -> Plan:
+def sent_columns(s: Setting, released: Released, update: Tensor) -> Plan:
     """Return the sent coordinates: all except columns of the last matrix that are zero."""
     import torch
 

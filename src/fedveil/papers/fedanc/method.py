@@ -128,37 +128,37 @@ class Budgeted(Policy):
         """Return the state with a pre-trained controller and empty memory."""
         return self.method.controller.start() | {"norm": 0.0, "spent": 0.0, "rounds": 0, "releaser": 0, "beta": 0.0}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Restrict to the support, clip to C, noise beta C."""
         method = self.method
-        b, gamma = method.controller.act(state, state["norm"], seen.public_loss or 0.0)
-        mu = self._mu(s, b, seen.round, state)
-        movement = None if seen.previous is None else seen.model - seen.previous
-        chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), seen, state["releaser"])
+        b, gamma = method.controller.act(state, state["norm"], released.public_loss or 0.0)
+        mu = self._mu(s, b, released.round, state)
+        movement = None if released.previous is None else released.model - released.previous
+        chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), released, state["releaser"])
         std = 0.0 if s.z == 0 else s.scope.update_factor * method.clip / mu
         return Plan(clip=method.clip, noise_std=std, support=chosen, place="sum" if sum_noise(s) else "upload")
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Take one step of the controller on `tradeoff`, then store the release."""
         method, layout = self.method, s.layout
-        norm = float(debiased_norms(left, layout).norm())
-        k = layout.dimension if left.support is None else int(left.support.sum())
-        start = left.start if left.start is not None else left.vector
+        norm = float(debiased_norms(upload, layout).norm())
+        k = layout.dimension if upload.support is None else int(upload.support.sum())
+        start = upload.start if upload.start is not None else upload.vector
         movement = start - state["start"] if "start" in state else None
-        noise = float(left.noise_std[0]) ** 2 * k / max(norm, 1e-6) ** 2
-        b, gamma = method.controller.act(state, state["norm"], left.public_loss or 0.0)
+        noise = float(upload.noise_std[0]) ** 2 * k / max(norm, 1e-6) ** 2
+        b, gamma = method.controller.act(state, state["norm"], upload.public_loss or 0.0)
         objective = partial(
             tradeoff, weight=method.budget_weight, noise=noise / (b**2 * gamma), captured=captured(movement, gamma)
         )
-        new = method.controller.learn(state, state["norm"], left.public_loss or 0.0, objective)
-        std = float(left.plan.noise_std)
+        new = method.controller.learn(state, state["norm"], upload.public_loss or 0.0, objective)
+        std = float(upload.plan.noise_std)
         spent = state["spent"] + (s.scope.update_factor * method.clip / std) ** 2 if std else 0.0
         return {
             **new,
             "norm": norm,
             "spent": spent,
             "rounds": state["rounds"] + 1,
-            "releaser": left.client + 1,
+            "releaser": upload.client + 1,
             "beta": std / method.clip,
             "start": start,
         }
@@ -180,14 +180,14 @@ class Budgeted(Policy):
         most = 0.9 * left if rounds > 1 else left  # the remaining rounds need a budget, too
         return math.sqrt(min(left / max(rounds, 1) * pace, most))
 
-    def _support(self, movement: Tensor | None, k: int, seen: Released, releaser: int) -> Tensor:
+    def _support(self, movement: Tensor | None, k: int, released: Released, releaser: int) -> Tensor:
         """Return a mask [d] of k coordinates: those that moved most in the global model, and random ones."""
         import torch
 
         from fedveil.release.noise import Randomness
 
-        derive = Randomness(self.method.controller_seed).derive("support", seen.round, releaser)
-        chosen = torch.zeros_like(seen.model, dtype=torch.bool)
+        derive = Randomness(self.method.controller_seed).derive("support", released.round, releaser)
+        chosen = torch.zeros_like(released.model, dtype=torch.bool)
         known = 0 if movement is None else k - math.ceil(self.method.exploration * k)
         if movement is not None:
             chosen[movement.abs().topk(known).indices] = True

@@ -149,7 +149,7 @@ class ClipWeights(Policy):
         mask = torch.zeros(0 if sum_noise(s) else layout.dimension, dtype=torch.bool)
         return {"log_odds": start_log_odds(layout, self.method.max_log_odds), "mask": mask, "rounds": 0}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Clips from the weights, noise at the round's share of the budget, shared coordinates only."""
         support = None if sum_noise(s) else ~state["mask"]
         if s.example_clip is not None or self.method.clipping == "flat":
@@ -158,13 +158,13 @@ class ClipWeights(Policy):
         plan = layered_plan(s, clips, equal=self.method.allocation == "equal")
         return replace(plan, support=support)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Apply Algorithm 1 to debiased norms; the coordinates that moved most become personal."""
-        norms = debiased_norms(left, s.layout)
+        norms = debiased_norms(upload, s.layout)
         h = next_log_odds(state["log_odds"], norms, state.get("norms"), self.method.gamma, self.method.max_log_odds)
         rounds, mask = state["rounds"] + 1, state["mask"]
         if len(mask):
-            mask = grown(mask, left.vector.abs(), s.layout, share_after(self.method, s, self.beta, rounds))
+            mask = grown(mask, upload.vector.abs(), s.layout, share_after(self.method, s, self.beta, rounds))
         return {"log_odds": h, "norms": norms, "mask": mask, "rounds": rounds}
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:

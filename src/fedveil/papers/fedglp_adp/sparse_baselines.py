@@ -172,10 +172,10 @@ class PublicMask(Policy):
     def public_steps(self) -> int:
         return self.method.public_steps
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        if seen.public_update is None:
-            return DrawnMask(self.method).plan(s, seen.round)
-        return masked(self.method, s, seen.public_update.abs())
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
+        if released.public_update is None:
+            return DrawnMask(self.method).plan(s, released.round)
+        return masked(self.method, s, released.public_update.abs())
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class MovedMask(Policy):
 
     method: FedSMP
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
-        if seen.previous is None:
-            return DrawnMask(self.method).plan(s, seen.round)
-        return masked(self.method, s, (seen.model - seen.previous).abs())
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
+        if released.previous is None:
+            return DrawnMask(self.method).plan(s, released.round)
+        return masked(self.method, s, (released.model - released.previous).abs())
 
 
 def masked(method: FedSMP, s: Setting, score: Tensor) -> Plan:

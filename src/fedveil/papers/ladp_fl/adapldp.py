@@ -59,12 +59,12 @@ class Scalers(Policy):
     clients: int
     reason: str
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Return a plan without clip and noise; the scaler is released unprotected."""
-        values = seen.server.get("scalers", [SMALLEST] * self.clients)
+        values = released.server.get("scalers", [SMALLEST] * self.clients)
         center = sum(values) / len(values)
-        last = seen.model if seen.previous is None else seen.previous
-        public = {"scaler": values[seen.client], "mean": center, "step": seen.model - last}
+        last = released.model if released.previous is None else released.previous
+        public = {"scaler": values[released.client], "mean": center, "step": released.model - last}
         return UnprovenPlan(reason=self.reason, extras={"scaler": Extra(_UNCLIPPED, 0.0)}, broadcast=public)
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
@@ -275,26 +275,26 @@ class ReleasedScaler(Policy):
     def start(self, s: Setting) -> State:
         return {"scaler": SMALLEST, "taken": 0, "left": float(s.participations)}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Plan the noise for this round's cost, and the values with which the server turns the upload."""
-        clip, cost = self.method.clip, _cost(s, state, seen.round)
-        last = seen.model if seen.previous is None else seen.previous
-        public = {"sent": state.get("sent", seen.model), "step": seen.model - last}
+        clip, cost = self.method.clip, _cost(s, state, released.round)
+        last = released.model if released.previous is None else released.previous
+        public = {"sent": state.get("sent", released.model), "step": released.model - last}
         broadcast = public if self.method.turn else {}
         place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
         return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(cost), place=place, broadcast=broadcast)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """c <- 0.6 c + 0.4 ||update|| / (K eta), with the released update less its noise."""
-        if left.start is None:
+        if upload.start is None:
             raise ConfigError("AdapLDP's policy must be told the model that an upload started from: set Upload.start")
-        energy = float(left.vector.square().sum()) - float(left.noise_std[0]) ** 2 * len(left.vector)
+        energy = float(upload.vector.square().sum()) - float(upload.noise_std[0]) ** 2 * len(upload.vector)
         moved = math.sqrt(max(energy, 0.0)) / s.local.optimizer.lr
         return {
             "scaler": 0.6 * state["scaler"] + 0.4 * moved,
             "taken": state["taken"] + 1,
-            "left": state["left"] - _cost(s, state, left.round),
-            "sent": left.start + left.vector,
+            "left": state["left"] - _cost(s, state, upload.round),
+            "sent": upload.start + upload.vector,
         }
 
 

@@ -318,20 +318,20 @@ class Remembered(Policy):
 
     method: SensitiveDP
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Plan clips C_l from the history and one noise std z ||C||: the round costs f / z for all clips."""
         m = self.method
         clips = first = first_clips(m.clip, s.layout)
         if "own" in state:
             own: Tensor = state["own"]
-            others: Tensor = seen.server.get("own", own)
+            others: Tensor = released.server.get("own", own)
             estimate = m.headroom * (m.own * own + (1 - m.own) * others).sqrt()
             clips = estimate.clamp(first * m.clip_range[0], first * m.clip_range[1])
         return Plan(layer_clip=clips, noise_std=s.z * float(clips.double().norm()), place="sum" if sum_noise(s) else "upload")
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Update the average with the release."""
-        return {"own": self.method.average(state.get("own"), debiased_norms(left, s.layout).square())}
+        return {"own": self.method.average(state.get("own"), debiased_norms(upload, s.layout).square())}
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Update the average of the global model's steps, the means of the uploads."""
@@ -413,34 +413,34 @@ class Following(Policy):
 
     method: AdapDPFL
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         first = _first(s)
-        server = state if sum_noise(s) else seen.server
+        server = state if sum_noise(s) else released.server
         left = _most(s) - int(server.get("lowered", 0))
         step = replace(first, clip=state.get("clip", first.clip), noise_multiplier=s.z * self.method.decay**-left)
         return LocalDpSgd(step=no_cheaper(step, first, s))
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Compute the next clip; in the aggregate view, use the public loss too."""
-        new = {**state, "clip": self._clip(s, left)}
-        return _lowered(new, left.public_loss) if sum_noise(s) else new
+        new = {**state, "clip": self._clip(s, upload)}
+        return _lowered(new, upload.public_loss) if sum_noise(s) else new
 
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Server view: use the public loss, once per round."""
         return _lowered(state, uploads[0].public_loss) if uploads else state
 
-    def _clip(self, s: Setting, left: Upload) -> float:
+    def _clip(self, s: Setting, upload: Upload) -> float:
         """Return a multiple of the norm of a step's gradient, computed from the update of K steps at rate eta.
 
         ||u / (eta K)||^2 is on average ||g||^2 + P / (K n), where P is the power of the noise in a step and n the clients in the
         mean; the norm of a noised gradient is sqrt(||g||^2 + P) (published).
         """
-        m, step = self.method, step_of(left.plan)
+        m, step = self.method, step_of(upload.plan)
         assert step is not None
         first = _first(s).clip
         noise = s.layout.dimension * (step.noise_multiplier * step.clip / step.expected) ** 2
         clients = s.cohort if sum_noise(s) else 1
-        seen = (float(left.vector.norm()) / (s.local.optimizer.lr * step.steps)) ** 2
+        seen = (float(upload.vector.norm()) / (s.local.optimizer.lr * step.steps)) ** 2
         clean = max(seen - noise / (step.steps * clients), 0.0)
         if m.variant == "published":
             return min(max(m.factor * math.sqrt(clean + noise), 1e-6 * first), 1e6 * first)

@@ -68,10 +68,10 @@ class LaDPFL(TwoVariants):
             return Estimated(self)
         return Unproven(("layer norms", "KL divergence of local from global layers"), self.unproven, self.by_raw_layers)
 
-    def by_raw_layers(self, s: Setting, seen: Released, update: Tensor) -> Plan:
+    def by_raw_layers(self, s: Setting, released: Released, update: Tensor) -> Plan:
         """Published: sigma_j = c Delta / (epsilon P_j), P_j = min(KL(softmax(w_i,j) || softmax(w_g,j)), B) of raw weights."""
-        layout, local = s.layout, seen.model + update
-        scaled = layer_kl(local, seen.model, layout).clamp(self.bound / self.spread, self.bound) / self.bound
+        layout, local = s.layout, released.model + update
+        scaled = layer_kl(local, released.model, layout).clamp(self.bound / self.spread, self.bound) / self.bound
         if not self.privacy_estimation:
             scaled = scaled.new_ones(len(layout))
         return Plan(noise_std=self.unit_std(s) / scaled * (layout.norms(local) >= self.threshold))
@@ -97,16 +97,16 @@ class Estimated(Policy):
 
     method: LaDPFL
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """sigma_j proportional to 1 / P_j on the chosen layers, scaled so that the round costs mu = f / z."""
         m = self.method
-        chosen = s.layout.norms(seen.model) >= m.threshold
+        chosen = s.layout.norms(released.model) >= m.threshold
         if not bool(chosen.any()):
             raise ConfigError(
                 f"method.threshold = {m.threshold:g} is above the norm of every layer of the global model: lower it"
             )
-        none, one = seen.model.new_zeros(()), seen.model.new_ones(())
-        estimates = self._estimates(s, seen, state, chosen)
+        none, one = released.model.new_zeros(()), released.model.new_ones(())
+        estimates = self._estimates(s, released, state, chosen)
         sizes = estimates.new_tensor([float(n) for n in s.layout.sizes]).where(chosen, none)
         return noise_at_share(
             s,
@@ -119,24 +119,24 @@ class Estimated(Policy):
             ),
         )
 
-    def _estimates(self, s: Setting, seen: Released, state: State, chosen: Tensor) -> Tensor:
+    def _estimates(self, s: Setting, released: Released, state: State, chosen: Tensor) -> Tensor:
         """Return P_j [L] > 0 from the last release; all equal if there is none, or if it is mostly noise."""
         m = self.method
-        equal = chosen.new_ones(len(s.layout), dtype=seen.model.dtype)
+        equal = chosen.new_ones(len(s.layout), dtype=released.model.dtype)
         if not state or not m.privacy_estimation:
             return equal
         # A sum is compared with the model before it, since the model after it is the present global model.
-        other = state["start"] if sum_noise(s) else seen.model
+        other = state["start"] if sum_noise(s) else released.model
         estimates = (layer_kl(state["model"], other, s.layout) - noise_kl(state["noise_std"], s.layout)).clamp(0, m.bound)
         largest = float(estimates[chosen].max())
         return estimates.clamp_min(largest / m.spread) if largest > 0 else equal
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Store the model of this release and its noise."""
-        if left.start is None:
+        if upload.start is None:
             raise ConfigError("LaDP-FL's policy must be told the model that an upload started from: set Upload.start")
-        known = {"model": left.start + left.vector, "noise_std": left.noise_std}
-        return {**known, "start": left.start} if sum_noise(s) else known
+        known = {"model": upload.start + upload.vector, "noise_std": upload.noise_std}
+        return {**known, "start": upload.start} if sum_noise(s) else known
 
 
 def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:

@@ -183,26 +183,26 @@ class Refined(Policy):
     def start(self, s: Setting) -> State:
         return {"decay": self.method.decay, "since": 0, "left": float(s.rounds), "loss": float("inf")}
 
-    def plan(self, s: Setting, seen: Released, state: State) -> Plan:
+    def plan(self, s: Setting, released: Released, state: State) -> Plan:
         """Plan z_t = z w v^k in the k-th round since v changed; w is such that the remaining rounds cost the remaining budget."""
-        behind = seen.round - state["since"]
+        behind = released.round - state["since"]
         weight = (geometric_sum(state["decay"] ** -2, s.rounds - state["since"]) / state["left"]) ** 0.5
         clip = self.method.clip
         return Plan(clip=clip, noise_std=s.z * weight * state["decay"] ** behind * clip, place=gaussian_plan(s, clip).place)
 
-    def observe(self, s: Setting, state: State, left: Upload) -> State:
+    def observe(self, s: Setting, state: State, upload: Upload) -> State:
         """Every R rounds, lower v unless the public loss has decreased."""
-        done = left.round + 1
+        done = upload.round + 1
         if done % self.method.refine_every or done >= s.rounds:
             return state
-        if left.public_loss is None:
+        if upload.public_loss is None:
             raise ConfigError(_NO_PUBLIC_LOSS)
-        fallen, inverse = left.public_loss < state["loss"], state["decay"] ** -2
+        fallen, inverse = upload.public_loss < state["loss"], state["decay"] ** -2
         if fallen:
-            return {**state, "loss": left.public_loss}
+            return {**state, "loss": upload.public_loss}
         whole = geometric_sum(inverse, s.rounds - state["since"])
         rest = state["left"] * (1 - geometric_sum(inverse, done - state["since"]) / whole)
-        return {"decay": state["decay"] * self.method.refinement, "since": done, "left": rest, "loss": left.public_loss}
+        return {"decay": state["decay"] * self.method.refinement, "since": done, "left": rest, "loss": upload.public_loss}
 
 
 class DPALDP(TwoVariants):

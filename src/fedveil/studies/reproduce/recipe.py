@@ -230,7 +230,7 @@ def number(value: Value | None) -> float | None:
     return float(match[1].replace(",", "")) if match else None
 
 
-def shown(value: Value | None) -> str:
+def as_printed(value: Value | None) -> str:
     """Return a published value as text, with the digits of the paper."""
     if value is None or isinstance(value, str):
         return value or ""

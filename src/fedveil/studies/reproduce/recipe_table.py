@@ -15,7 +15,7 @@ from statistics import stdev
 from typing import Any
 
 from fedveil.experiment.run_directory import write_json, write_text, write_versions
-from fedveil.studies.reproduce.recipe import PAPERS, Value, compared_axis, shown
+from fedveil.studies.reproduce.recipe import PAPERS, Value, as_printed, compared_axis
 from fedveil.studies.reproduce.recipe_files import changes, settings_digest
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 from fedveil.studies.statistics import LEVEL, against, against_best
@@ -124,7 +124,7 @@ class Line:
             ours += f" ± {digits(self.spread)}"
         if self.why:
             ours = f"{ours} [{footnotes.index(self.why) + 1}]".lstrip()
-        return shown(self.theirs), ours, "" if self.difference is None else signed(self.difference)
+        return as_printed(self.theirs), ours, "" if self.difference is None else signed(self.difference)
 
 
 def lines(done: Reproduction) -> Iterator[Line]:
@@ -189,7 +189,7 @@ def remarks(done: Reproduction) -> list[str]:
         *chance_remarks(done),
         *seed_test_remarks(done),
         *notes,
-        *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated),
+        *(f"The paper also states: {s.what}: {as_printed(s.value)}." for s in done.recipe.stated),
     ]
 
 

@@ -27,7 +27,7 @@ class _NotYet(Exception):
     """Raised if a part of an answer has not arrived yet."""
 
 
-class CarefulGrid:
+class StrictGrid:
     """Grid that reads answers one by one, each when all of it has arrived.
 
     Args:

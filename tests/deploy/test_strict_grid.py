@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.deploy.careful_grid import CarefulGrid, LastingGrid, RunLost
+from fedveil.deploy.strict_grid import LastingGrid, RunLost, StrictGrid
 from fedveil.deploy.wire_format import content_of, record
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
@@ -86,7 +86,7 @@ def test_an_answer_that_cannot_be_read_costs_its_sender_alone(name: str) -> None
     grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
     stored: Any = Stored([message(record([b"first"]), 0), made(), message(record([b"last"]), 2)])
     grid._client = stored
-    answers = CarefulGrid(grid).pull_messages(["0", "1", "2"])
+    answers = StrictGrid(grid).pull_messages(["0", "1", "2"])
     assert [answer.metadata.reply_to_message_id for answer in answers] == ["0", "1", "2"]
     assert [content_of(answers[i]) for i in (0, 2)] == [b"first", b"last"]
     assert f"an answer that cannot be read ({said})" in content_of(answers[1])  # type: ignore[operator]
@@ -100,7 +100,7 @@ def test_an_answer_of_which_a_part_is_missing_is_waited_for_by_whoever_asks_and_
     grid = HttpGrid("127.0.0.1:1", True, None, token="t")
     grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
     stored: Any = Stored([message(record([b"first"]), 0), message(record([b"cut off"]), 1)], missing=1)
-    grid._client, careful, begin = stored, CarefulGrid(grid), time.monotonic()
+    grid._client, careful, begin = stored, StrictGrid(grid), time.monotonic()
     (first,) = careful.pull_messages(["0", "1"])
     assert content_of(first) == b"first"
     assert careful.pull_messages(["1"]) == []
@@ -124,7 +124,7 @@ def test_a_connection_that_fails_is_no_answer() -> None:
     grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
     grid._client = Broken([message(record([b"first"]), 0)])  # type: ignore[assignment]
     with pytest.raises(httpx.ConnectError):
-        CarefulGrid(grid).pull_messages(["0"])
+        StrictGrid(grid).pull_messages(["0"])
 
 
 # --- a SuperLink that was started again -------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_superlink_that_does_not_know_a_run_says_so_by_401(status: int, lost: 
         request = httpx.Request("POST", "http://x")
         raise httpx.HTTPStatusError("x", request=request, response=httpx.Response(status, request=request))
 
-    grid = CarefulGrid(
+    grid = StrictGrid(
         SimpleNamespace(get_nodes=fail, push_messages=fail, _runtime_client=SimpleNamespace(PullMessages=fail)), _lost
     )
     for ask in (grid.get_nodes, lambda: grid.push_messages([]), lambda: grid.pull_messages([])):

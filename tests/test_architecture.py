@@ -38,6 +38,7 @@ ROOMS = (
     "executors",
     "statement",
     "experiment",
+    "platforms",
     "audit",
     "attacks",
     "studies",

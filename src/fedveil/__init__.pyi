@@ -3,7 +3,6 @@
 from fedveil.api.federation import Federation as Federation
 from fedveil.api.federation import compare as compare
 from fedveil.api.run import Run as Run
-from fedveil.api.run import Statement as Statement
 from fedveil.api.run import open_run as open_run
 from fedveil.data.dataset import Dataset as Dataset
 from fedveil.data.load import load as load
@@ -79,3 +78,7 @@ __version__: str
 Optimizer = LocalOptimizer
 certify = certify_config
 train = run
+
+from fedveil.errors import UpdateRefused as UpdateRefused
+from fedveil.platforms.releaser import NoisyMean as NoisyMean
+from fedveil.platforms.releaser import Releaser as Releaser

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from html import escape
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,8 +20,8 @@ from fedveil.experiment.own_model import built
 from fedveil.experiment.public_setting import model_seed, task_of
 from fedveil.experiment.recorded_run import RunData, read_run
 from fedveil.experiment.verification import verification
-from fedveil.statement import statement as stated
-from fedveil.statement.statement_layout import read_statement, to_html
+from fedveil.statement.statement_layout import PrintedStatement as Statement
+from fedveil.statement.statement_layout import read_statement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,27 +32,6 @@ if TYPE_CHECKING:
     from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-
-
-class Statement(stated.Statement):
-    """A privacy statement: `print` shows what `fedveil certify` prints, a notebook shows the same as HTML."""
-
-    @classmethod
-    def of(cls, statement: stated.Statement) -> Statement:
-        """Return the same statement."""
-        return cls(**{field.name: getattr(statement, field.name) for field in fields(statement)})
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        from fedveil.statement.statement_layout import render
-
-        console = Console(file=(text := StringIO()), width=100)
-        render(self, console)
-        return text.getvalue().strip("\n")
-
-    def _repr_html_(self) -> str:
-        return to_html(self)
 
 
 _BATCH = 1024

@@ -422,7 +422,8 @@ def _known(snapshot: Snapshot, rest: Sequence[Contribution], sent: release.Uploa
     if sent.integers is None:
         return total
     parts, shift = snapshot.federation.context.door.parts, sent.plan.mechanism.shift
-    return parts.parted(from_grid(total.numpy(), [(part, k + shift) for part, k in parts.grid(sent.plan)]))[0]
+    vector = from_grid(total.numpy(), [(part, k + shift) for part, k in parts.grid(sent.plan)])
+    return parts.parted(torch.from_numpy(vector))[0]
 
 
 def _denominator(snapshot: Snapshot, sealed: Sequence[Contribution]) -> float:

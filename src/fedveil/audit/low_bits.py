@@ -207,7 +207,7 @@ def audit_released_bits(case: Case, rng: np.random.Generator, *, n: int, delta: 
     extras, finer = torch.zeros(door.parts.dimension - len(absent)), 2**plan.mechanism.shift
     m0, m1 = (door.gridded(torch.cat([u, extras]), door.terms(plan)) * finer for u in pair)
     bits = audit_integer_bits(worlds[0].integers, worlds[1].integers, m1 - m0, alpha=alpha / 2, delta=delta)
-    known = [from_grid(m, door.parts.grid(plan)).numpy()[: len(absent)] for m in (m0, m1)]
+    known = [from_grid(m, door.parts.grid(plan))[: len(absent)] for m in (m0, m1)]
     std = float(drawn[0][0].noise_std[drawn[0][0].noise_std > 0].min())
     floats = audit_float_pattern(worlds[0].floats, worlds[1].floats, std, (known[0], known[1]), alpha / 2, delta)
     epsilon = max(bits.epsilon, floats.epsilon)

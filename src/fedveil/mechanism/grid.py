@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Integers = NDArray[np.int64]
+Floats = NDArray[np.float32]
 Group = tuple[slice, int]
 """Consecutive coordinates and the exponent k of their grid step 2^k."""
 
@@ -103,13 +104,13 @@ class Clipping:
             clips = [math.inf] * len(groups)
         return cls(groups, clip, clips, n * 2.0**-52 + 2.0**-40)
 
-    def integers(self, vector: Tensor) -> Integers:
+    def integers(self, vector: Tensor | Floats) -> Integers:
         """Clip one vector [n] and truncate it to integers [n].
 
         Raises:
             UpdateRefused: NaN or infinite values; without a clip, values of 2^53 grid steps or more.
         """
-        x = vector.detach().numpy()
+        x = vector if isinstance(vector, np.ndarray) else vector.detach().numpy()
         norms = [math.sqrt(_power(x[part])) for part, _ in self.groups]
         if not all(map(math.isfinite, norms)):
             raise UpdateRefused("the vector contains NaN or infinite values and cannot be clipped")
@@ -124,14 +125,12 @@ class Clipping:
         return integers
 
 
-def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group]) -> Tensor:
+def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group]) -> Floats:
     """Return the float32 vector [n] that released integers [n] represent; post-processing at the receiver."""
-    import torch
-
     vector = np.empty(len(integers), dtype=np.float32)
     for part, k in _merged(groups):
         np.multiply(integers[part], 2.0**k, out=vector[part], casting="unsafe")
-    return torch.from_numpy(vector)
+    return vector
 
 
 # --- the steps ---

@@ -425,7 +425,7 @@ class Door:
 
     def _decoded(self, integers: Integers, plan: Plan, round: int) -> Tensor:
         estimate = plan.mechanism.decode(integers, round, self.memory)
-        return from_grid(estimate, self.parts.grid(plan))
+        return torch.from_numpy(from_grid(estimate, self.parts.grid(plan)))
 
     def _float_noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
         return float_noised(vector, plan, self.parts, self.randomness, (round, client))

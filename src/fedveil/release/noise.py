@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.random import mtrand
 
 from fedveil.errors import ConfigError
@@ -25,6 +24,7 @@ from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.cores import available_cores
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -56,6 +56,8 @@ class Randomness:
 
     def generator(self, *key: object) -> torch.Generator:
         """Return a torch generator for draws that need not be secret."""
+        import torch
+
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
@@ -79,6 +81,8 @@ class Randomness:
         Args:
             elsewhere: also seed numpy's and Python's global generators, from which no network draws under DP-SGD.
         """
+        import torch
+
         key = self.key("layers", *name)
         seed = int.from_bytes(key[:8], "little") >> 1  # torch uses 32 bits of it on the CPU, so the whole state is set there
         with _seeded_elsewhere(int.from_bytes(key, "little")) if elsewhere else nullcontext(), _seeded(device, seed):
@@ -104,6 +108,8 @@ class Randomness:
 
     def normal(self, n: int, *name: object) -> Tensor:
         """Return standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
+        import torch
+
         return torch.from_numpy(self.integers(_STEPS, n, *name)).to(torch.float32).mul_(1 / _STEPS)
 
     def coins(self, rate: float, n: int, *name: object) -> NDArray[np.int64]:
@@ -120,6 +126,8 @@ class Randomness:
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's generators for layers on this device, and restore their states afterwards."""
+    import torch
+
     gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a simulated GPU has no generator
     with torch.random.fork_rng(devices=gpus):
         if gpus:

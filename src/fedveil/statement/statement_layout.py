@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
 from html import escape as html
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console
@@ -192,6 +193,23 @@ def html_table(table: TextTable) -> str:
     head = "".join(f"<th>{html(text)}</th>" for text in table.headings)
     cells = ("".join(f"<td>{html(' '.join(filter(None, (c.badge, c.text, c.note))))}</td>" for c in row) for row in table.rows)
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+class PrintedStatement(Statement):
+    """A privacy statement: `print` shows what `fedveil certify` prints, a notebook shows the same as HTML."""
+
+    @classmethod
+    def of(cls, statement: Statement) -> Self:
+        """Return the same statement."""
+        return cls(**{field.name: getattr(statement, field.name) for field in fields(statement)})
+
+    def __str__(self) -> str:
+        console = Console(file=(text := StringIO()), width=100)
+        render(self, console)
+        return text.getvalue().strip("\n")
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}

@@ -18,6 +18,7 @@ from fedveil.errors import ConfigError as ConfigError
 from fedveil.errors import DataError as DataError
 from fedveil.errors import FedveilError as FedveilError
 from fedveil.errors import LedgerError as LedgerError
+from fedveil.errors import UpdateRefused as UpdateRefused
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import configure as configure
 from fedveil.experiment.config import replace as replace
@@ -62,6 +63,8 @@ from fedveil.papers.ladp_fl.baselines import SensitiveDP as SensitiveDP
 from fedveil.papers.ladp_fl.method import LaDPFL as LaDPFL
 from fedveil.papers.ladp_fl.noise_schedules import DPALDP as DPALDP
 from fedveil.papers.ladp_fl.noise_schedules import TimeVaryingDP as TimeVaryingDP
+from fedveil.platforms.releaser import NoisyMean as NoisyMean
+from fedveil.platforms.releaser import Releaser as Releaser
 from fedveil.statement.statement_layout import to_markdown as to_markdown
 from fedveil.tasks.classification import Binary as Binary
 from fedveil.tasks.classification import Classification as Classification
@@ -78,7 +81,3 @@ __version__: str
 Optimizer = LocalOptimizer
 certify = certify_config
 train = run
-
-from fedveil.errors import UpdateRefused as UpdateRefused
-from fedveil.platforms.releaser import NoisyMean as NoisyMean
-from fedveil.platforms.releaser import Releaser as Releaser

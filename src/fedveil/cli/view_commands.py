@@ -104,7 +104,7 @@ def publish(
 
 @commands.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="Run directory, or a zip of one.")],
+    run: Annotated[Path, typer.Argument(help="Run directory, a zip of one, or a ledger file of a Releaser or a budget.")],
     pin: Annotated[str | None, typer.Option(help="Closing digest that is known from elsewhere: 64 hex digits.")] = None,
     signers: Annotated[
         Path | None, typer.Option(help="allowed_signers file of ssh-keygen: whose keys may have signed; needs --identity.")
@@ -116,7 +116,7 @@ def verify(
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
+    """Check a run or ledger that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 unknown."""
     from rich.console import Console
 
     from fedveil.cli.privacy_terminal import reading_progress, render_verification, verification_values

@@ -27,7 +27,7 @@ from fedveil.experiment.recertify import recertify
 from fedveil.experiment.run_directory import PRIVATE, SALT, json_text, private_folder, write_bytes, write_text
 from fedveil.ledger.files import DRAFT
 from fedveil.ledger.ledger import Ledger
-from fedveil.verify import Finding, Verification, verify_run
+from fedveil.verify import Finding, Verification, verify_ledger, verify_run
 
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
@@ -282,7 +282,9 @@ def verification(
     trust_plugins: bool = False,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Verification:
-    """Check a run directory, or a zip of one; nothing is written to it, and its code runs only if its plugins are trusted.
+    """Check a run directory, a zip of one, or the ledger of a lifetime budget.
+
+    Nothing is written to it, and its code runs only if its plugins are trusted.
 
     Args:
         pin: the closing digest as known from elsewhere. signer: required signer.
@@ -290,15 +292,26 @@ def verification(
         on_step: called with (rows of the ledger read, all rows).
 
     Raises:
-        FedveilError: a required signature cannot be checked.
+        FedveilError: a required signature cannot be checked, or a pin or signer is given for a ledger.
     """
     if Path(path).is_dir():
         return _of_directory(Path(path), pin, signer, trust_plugins, on_step)
+    if _is_database(Path(path)):
+        if pin is not None or signer is not None:
+            raise ConfigError(f"{path} is a ledger without a closing digest: --pin, --signers and --identity are for runs")
+        return verify_ledger(path, on_step=on_step)
     try:
         with unpacked(Path(path)) as run:
             return _of_directory(run, pin, signer, trust_plugins, on_step)
     except ConfigError as problem:
         return Verification((Finding("unknown", "run", str(problem)),))
+
+
+def _is_database(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
 
 
 def verified_ledger(verified: Verification) -> str:

@@ -1,4 +1,4 @@
-"""The door for plain Gaussian releases of one clip and one noise, in numpy alone; its bits are those of `fedveil.release.door`."""
+"""The door for Gaussian releases of one clip and one noise, in numpy alone; its bits are those of `fedveil.release.door`."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ class ArrayDoor:
         """
         most = sum(bound for _, bound in self._parts.bounds(self.plan)[:1])
         if len(encoded) * max(most, 1) >= _LARGEST_SUM:
-            raise ConfigError(
-                f"the sum of {len(encoded)} clients does not fit into 64 bits at this clip and noise: more noise fits"
-            )
+            raise ConfigError(f"the sum of {len(encoded)} clients does not fit into 64 bits at this noise: plan more noise")
         total = np.zeros(self.layout.dimension, np.int64)
         for one in encoded:
             total += one

@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
-from fedveil.verify.row_costs import RowCosts
+from fedveil.verify.row_costs import Expected, RowCosts
 
 _READERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": read_json, ".csv": read_table, ".md": str}
 _READ = ("config.toml", "statement.json", "data.json", "statement.md", "history.csv")
@@ -51,6 +51,47 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
     return Verification(tuple(findings), ledger.closing_digest)
 
 
+_LIFETIME_TRUST = {
+    "all releases": "that nothing left beside these releases, and that no other ledger counts releases of the same data",
+    "secret noise": _TRUST["secret noise"],
+    "this copy": "that it is the latest: only a copy of the head (the file that ends in -head) from elsewhere tells an older one",
+}
+_GAUSSIAN: tuple[str, float | None] = ("gaussian", None)
+
+
+@np.errstate(all="warn", under="ignore")
+def verify_ledger(path: str | Path, *, on_step: Callable[[int, int], None] | None = None) -> Verification:
+    """Check the ledger of a lifetime budget, such as a Releaser's: chain, head, cost of each row, and their sum."""
+    findings, ledger, others, scope = Findings(), LedgerFile(Path(path)), 0, ()
+    try:
+        spent = RowCosts()
+        for row in ledger.rows(on_step):
+            scope = scope or tuple(ledger.opening.get("budget", {}).get(name) for name in ("unit", "adjacency", "view"))
+            spent.expected = Expected(scope, clients=2**63, kinds=frozenset({_GAUSSIAN}))
+            spent.dimension = 0  # releases of several models may share a lifetime
+            others += (row["event"], row["rate"]) != _GAUSSIAN
+            spent.add(row, row["run"])
+        if (budget := ledger.opening.get("budget")) is None:
+            raise NotImplementedError("it is the ledger of one run: give the run directory")
+        findings.check(True, "ledger", "", f"{ledger.releases} releases in one chain")
+        _check_head(findings, ledger)
+        if others:
+            raise NotImplementedError(f"{others} releases of sampled or unproven kinds, whose runs have to be verified")
+        findings.check(
+            not spent.wrong, "rows", "scope and cost as they follow from clip and noise", spent.wrong or "each as it follows"
+        )
+        epsilon = spent.curve(budget["delta"], budget["adjacency"]).epsilon if ledger.releases else 0.0
+        right, most = epsilon <= budget["epsilon"] * (1 + statement_checks.EXACT), f"at most {budget['epsilon']:.9g}"
+        terms = f"at delta = {budget['delta']:.9g}, {budget['unit']} level, {budget['adjacency']}, {budget['view']} view"
+        findings.check(right, "epsilon spent", most, f"{epsilon:.9g} of {budget['epsilon']:.9g}, {terms}")
+    except (OSError, NotImplementedError) as problem:
+        findings.append(Finding("unknown", "ledger", f"not everything can be read, or computed here ({problem})"))
+    except Exception as problem:  # whatever files of a stranger may cause
+        findings.append(Finding("contradicted", "ledger", f"not what a release writes ({type(problem).__name__}: {problem})"))
+    findings.extend(Finding("trust", subject, text) for subject, text in _LIFETIME_TRUST.items())
+    return Verification(tuple(findings))
+
+
 def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
     """What leaves the clients of a Flower app beside the releases."""
     if data["name"] == "flower-app":
@@ -63,15 +104,19 @@ def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:
     """The head file, the closing and the pin."""
-    head = f"fedveil ledger head {ledger.releases:020d} {ledger.last if ledger.releases else '0' * 64}\n"
-    found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
-    findings.check(head == found, "head", head.strip(), found.strip())
+    _check_head(findings, ledger)
     closing = ledger.closing_digest or "none"
     findings.extend([Finding("unknown", "closing", "not there: the run goes on, or its end was cut off")] * (not ledger.closing))
     if pin is not None:
         findings.check(closing == pin.strip().lower(), "pin", pin, closing)
     else:
         findings.append(Finding("trust", "closing digest", f"{closing}: only --pin, from elsewhere, tells a rewritten run"))
+
+
+def _check_head(findings: Findings, ledger: LedgerFile) -> None:
+    head = f"fedveil ledger head {ledger.releases:020d} {ledger.last if ledger.releases else '0' * 64}\n"
+    found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
+    findings.check(head == found, "head", head.strip(), found.strip())
 
 
 def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:

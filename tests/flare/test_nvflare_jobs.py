@@ -3,8 +3,6 @@ even where every result was refused."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 

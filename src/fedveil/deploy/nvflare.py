@@ -1,44 +1,48 @@
-"""Differential privacy in jobs of NVFlare: a filter for what a site's training moved, with the site's own noise (server view).
+"""Differential privacy in jobs of NVFlare: a filter for what a site's training moved, and an aggregator that noises the sum.
 
     recipe.add_client_output_filter(ReleaseFilter(clip=1.0, epsilon=8.0, delta=1e-5, rounds=10, clients=12, ledger="~/fedveil"))
 
-The filter copies the model that comes with a task, since NVFlare forgets it before results are filtered. It releases the
-difference through a `Releaser`, which charges the site's ledger, and answers in the form of the result with nothing else in it. A
-result that it does not understand is refused: NVFlare then sends an error code alone.
+`ReleaseFilter` noises each site's result at the site, charges the site's ledger, and answers in the form of the result with
+nothing else in it (server view). A result that it does not understand is refused: NVFlare then sends an error code alone.
+
+`NoisyAggregator` is for a server that is trusted with the updates, and adds noise once (aggregate view). It records the run.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_common.abstract.fl_model import FLModelConst, ParamsType
-from nvflare.app_common.app_constant import AlgorithmConstants
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.job_config.defs import FilterType
 
-from fedveil.errors import ConfigError, UpdateRefused
+from fedveil.data.catalogue import Info
+from fedveil.deploy.nvflare_weights import UNTOUCHED, Instruction, Weights
+from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
+from fedveil.experiment.public_setting import NVFLARE_JOB
 from fedveil.ledger.files import owner_only_folder
 from fedveil.platforms.releaser import Releaser
 from fedveil.statement.statement_layout import to_markdown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
+    from fedveil.deploy.central_dp import AppRun
+    from fedveil.deploy.nvflare_weights import Arrays
+    from fedveil.experiment.config import Config
     from fedveil.statement.statement_layout import PrintedStatement
 
-    Arrays = dict[str, NDArray[Any]]
-
-UNTOUCHED = ("num_batches_tracked",)
-"""Last name parts of arrays that are not parameters; averaging turns them from integers into floats."""
 _REFERENCE = "fedveil.reference"
 """Private property of a task's context: the model that came with the task."""
 _BESIDE = (
@@ -46,75 +50,21 @@ _BESIDE = (
     "(validate and submit_model of cross-site evaluation), federation events (metrics of SummaryWriter, streamed logs), error "
     "codes of training that fails, and results of workflows to which NVFlare applies no result filter (ccwf, collab)"
 )
+_DATA = Info(NVFLARE_JOB, "", (1,), 1, 0, 0, 0, "the sites of an NVFlare job, unseen", False, (0.0,), (1.0,), 1.0)
+"""Placeholder for data about which fedveil knows nothing."""
+_PAGE = """\
+# A run of an NVFlare job
+
+Aggregator: fedveil's NoisyAggregator. Sites' updates were clipped at the server, which saw each of them before the noise, and who
+took part: the statement assumes that it is trusted with both. One site is one client.
+
+Metrics and numbers of examples that sites send are not used here. Other components of the server (model selection, metrics files,
+statistics, logs) may read and publish them without clip or noise, and the guarantee does not cover that.
+
+How sites train, and on what, fedveil does not know.
+"""
 _SHOWN = 6
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights in a DXO.
-
-    Args:
-        values: arrays or tensors by name. full: whether they are weights, and not a difference of weights.
-        meta: properties of the DXO. wrapped: returns a DXO of the same form around other values.
-    """
-
-    values: Mapping[str, Any]
-    full: bool
-    meta: Mapping[str, Any]
-    wrapped: Callable[[dict[str, Any]], DXO]
-
-    @classmethod
-    def of(cls, dxo: DXO) -> Weights:
-        """Return the weights of a DXO; those of an FL_MODEL, and the one member of a COLLECTION, are unwrapped.
-
-        Raises:
-            UpdateRefused: it holds something else, or weights and something else.
-        """
-        meta = {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
-        if dxo.data_kind == DataKind.COLLECTION and len(dxo.data) == 1:
-            ((name, member),) = dxo.data.items()
-            inner = cls.of(member)
-            return replace(inner, wrapped=lambda values: DXO(DataKind.COLLECTION, {name: inner.wrapped(values)}))
-        if dxo.data_kind == DataKind.FL_MODEL and not dxo.data.get(FLModelConst.OPTIMIZER_PARAMS):
-            model, kind = dxo.data, ParamsType(dxo.data.get(FLModelConst.PARAMS_TYPE) or ParamsType.FULL)
-            same = {FLModelConst.PARAMS_TYPE: kind, FLModelConst.META: meta}
-            form = lambda values: DXO(DataKind.FL_MODEL, {**same, FLModelConst.PARAMS: values})  # noqa: E731
-            return cls(model.get(FLModelConst.PARAMS) or {}, kind is ParamsType.FULL, model.get(FLModelConst.META) or {}, form)
-        if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
-            raise UpdateRefused(
-                f"the data are of the kind {dxo.data_kind!r}, and a ReleaseFilter releases WEIGHTS or WEIGHT_DIFF, alone in a "
-                f"COLLECTION or in an FL_MODEL without optimizer_params"
-            )
-        kind = DataKind(dxo.data_kind)
-        return cls(dxo.data, kind is DataKind.WEIGHTS, dxo.meta or {}, lambda values: DXO(kind, values, dict(meta)))
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """The model that came with a task.
-
-    Args:
-        task: its identifier. arrays: copies as numpy arrays. types: of the arrays or tensors as they came.
-        parameters: names of the arrays that had finite floats in the first model of the job.
-    """
-
-    task: Any
-    arrays: Arrays
-    types: Mapping[str, Any]
-    parameters: frozenset[str]
-
-    def answered(self, names: Sequence[str], left: Arrays, *, full: bool) -> dict[str, Any]:
-        """Return an answer with these names, in the types that came: released differences, and for other arrays no change.
-
-        Args:
-            full: whether the answer has weights, and not their differences.
-        """
-        answer = {}
-        for name in names:
-            array = self.arrays[name] if full else np.zeros_like(self.arrays[name])
-            with np.errstate(all="ignore"):
-                answer[name] = _typed(array + left[name].astype(np.float64) if name in left else array, self.types[name])
-        return answer
+_log = logging.getLogger(__name__)
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
@@ -138,8 +88,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         untouched: Sequence[str] = UNTOUCHED,
     ) -> None:
         super().__init__()
-        if not Path(ledger).expanduser().is_absolute():
-            raise ConfigError(f"ledger = {ledger!r}: give an absolute path or one with ~, since NVFlare starts jobs in folders")
+        _require_absolute("ledger", ledger)
         self.clip, self.epsilon, self.delta, self.rounds, self.clients = clip, epsilon, delta, rounds, clients
         self.ledger, self.untouched = ledger, untouched
         self._parameters: dict[str, frozenset[str]] = {}
@@ -191,27 +140,22 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             )
         return self._released(shareable, instruction, fl_ctx)
 
-    def statement(self, fl_ctx: Any) -> PrintedStatement:
-        """Return the privacy statement of the site's releases in this job, after the first."""
-        made = self._releasers[fl_ctx.get_job_id()][1].statement
+    def statement(self, job: str) -> PrintedStatement:
+        """Return the privacy statement of the site's releases in a job, after the first."""
+        made = self._releasers[job][1].statement
         return replace(made, warnings=(*made.warnings, _BESIDE))
 
     def _kept(self, shareable: Shareable, fl_ctx: Any) -> Shareable:
-        """Copy the model, since training may change its arrays in place; without a model, whatever comes back is refused."""
+        """Copy the model; without one, whatever comes back is refused."""
         fl_ctx.set_prop(_REFERENCE, None, private=True, sticky=False)
         try:
-            weights = Weights.of(from_shareable(shareable))
+            weights, job = Weights.of(from_shareable(shareable)), fl_ctx.get_job_id()
         except (ValueError, UpdateRefused):
             return shareable
-        arrays = {name: _array(name, value) for name, value in weights.values.items()}
-        released = {n for n, a in arrays.items() if a.dtype.kind == "f" and n.rpartition(".")[2] not in self.untouched}
-        finite = frozenset(n for n in released if np.isfinite(arrays[n]).all())
-        parameters = self._parameters.setdefault(fl_ctx.get_job_id(), finite)
-        if odd := sorted(parameters - finite)[:_SHOWN]:
-            raise UpdateRefused(f"the model has no finite floating-point values in {odd}, and had them before: it has diverged")
-        types = {name: getattr(value, "dtype", arrays[name].dtype) for name, value in weights.values.items()}
-        kept = Instruction(fl_ctx.get_prop(FLContextKey.TASK_ID), arrays, types, parameters)
-        fl_ctx.set_prop(_REFERENCE, kept, private=True, sticky=False)
+        task = fl_ctx.get_prop(FLContextKey.TASK_ID)
+        instruction = Instruction.of(weights.values, task, self._parameters.get(job), self.untouched)
+        self._parameters[job] = instruction.parameters
+        fl_ctx.set_prop(_REFERENCE, instruction, private=True, sticky=False)
         return shareable
 
     def _released(self, shareable: Shareable, instruction: Instruction, fl_ctx: Any) -> Shareable:
@@ -220,96 +164,159 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             weights = Weights.of(from_shareable(shareable))
         except ValueError as problem:
             raise UpdateRefused("the result is no DXO, and a ReleaseFilter releases the weights in one") from problem
-        moved = _moved(weights, instruction)
+        moved = instruction.moved(weights)
         names = [name for name in instruction.arrays if name in weights.values]
         if (job := fl_ctx.get_job_id()) not in self._releasers:
             self._releasers[job] = names, self._releaser(fl_ctx.get_identity_name(), moved)
         first, releaser = self._releasers[job]
-        if names != first:
-            odd = sorted(set(names) ^ set(first))[:_SHOWN]
+        if odd := sorted(set(names) ^ set(first))[:_SHOWN]:
             raise UpdateRefused(f"the result has other arrays than the first one of this job: {odd}")
         try:
             left = releaser(moved)
         except UpdateRefused as problem:  # it depends on values, so that a refusal would tell something about the data
             self.log_warning(fl_ctx, f"{problem}; a noised zero is released in its place, and charged")
             left = releaser(None)
-        self._tell(releaser, fl_ctx)
+        page = Path(releaser.ledger).with_suffix(".md")
+        if not page.exists():
+            page.write_text(to_markdown(self.statement(job)), encoding="utf-8")
+            self.log_info(fl_ctx, f"the first release is charged to {releaser.ledger}; {page.name} states what is promised")
         return weights.wrapped(instruction.answered(names, left, full=weights.full)).to_shareable()
 
     def _releaser(self, site: str, moved: Arrays) -> Releaser:
         """Return the releaser of a site, for updates with these arrays."""
-        folder = Path(self.ledger).expanduser()
         if Path(site).name != site:
             raise ConfigError(f"the site name {site!r} is not possible as the name of a ledger")
-        owner_only_folder(folder)
-        numbers = {"epsilon": self.epsilon, "delta": self.delta, "rounds": self.rounds, "clients": self.clients}
-        return Releaser(self.clip, **numbers, ledger=folder / f"{site}.ledger", like=moved)
+        file = owner_only_folder(Path(self.ledger).expanduser()) / f"{site}.ledger"
+        numbers: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "rounds": self.rounds, "clients": self.clients}
+        return Releaser(self.clip, **numbers, ledger=file, like=moved)
 
-    def _tell(self, releaser: Releaser, fl_ctx: Any) -> None:
-        """Write the statement beside the ledger after the first release."""
-        page = Path(releaser.ledger).with_suffix(".md")
-        if not page.exists():
-            page.write_text(to_markdown(self.statement(fl_ctx)), encoding="utf-8")
-            self.log_info(fl_ctx, f"the first release is charged to {releaser.ledger}; {page.name} states what is promised")
+
+class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
+    """Aggregator that releases the noisy mean of a round's updates, and writes a run directory.
+
+    Every site takes part in every round; one that fails, or answers with something else, counts as zero.
+
+    Args:
+        clip: C, L2 bound on a site's update. epsilon, delta: of the whole run. rounds: T. clients: N, the number of sites, by
+            which every sum is divided.
+        out: the run directory, which must be new; an absolute path or one that begins with ~.
+
+    Raises:
+        ConfigError: a number is impossible.
+    """
+
+    def __init__(self, clip: float, epsilon: float, delta: float, rounds: int, clients: int, out: str) -> None:
+        super().__init__()
+        _require_absolute("out", out)
+        self.clip, self.epsilon, self.delta, self.rounds, self.clients, self.out = clip, epsilon, delta, rounds, clients, out
+        self._run: AppRun | None = None
+        self._instruction: Instruction | None = None
+        self._places: dict[str, int] = {}
+        self._updates: dict[int, Tensor] = {}
+        self._failures: dict[int, str] = {}
+        self._full = True
+
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """Copy the model that goes out with a task, before the server's own filters; close the run at the end of the job."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.BEFORE_TASK_DATA_FILTER:
+            try:
+                weights = Weights.of(from_shareable(fl_ctx.get_prop(FLContextKey.TASK_DATA)))
+            except (ValueError, UpdateRefused):
+                return
+            known = self._instruction.parameters if self._instruction is not None else None
+            self._instruction = Instruction.of(weights.values, fl_ctx.get_prop(FLContextKey.TASK_NAME), known)
+        elif event_type == EventType.END_RUN and self._run is not None:
+            done = len(self._run.history)
+            early = "" if done == self.rounds else f"the job ended after {done} of {self.rounds} rounds"
+            _log.info("closing digest of %s: %s", self.out, self._run.end(early))
+            self._run = None
+
+    def reset_stats(self) -> None:
+        """Forget the updates of the last round."""
+        self._updates, self._failures = {}, {}
+
+    def accept_model(self, model: FLModel) -> None:
+        """Keep a site's update; one that may not be released counts as zero."""
+        import torch
+
+        site = (model.meta or {}).get("client_name") or self.fl_ctx.get_peer_context().get_identity_name()
+        place = self._places.setdefault(site, len(self._places))
+        if place >= self.clients or place in self._updates or place in self._failures:
+            _log.warning("a result of %s is ignored: clients = %d, and each answers once a round", site, self.clients)
+            return
+        try:
+            run = self._begun()
+            self._full = model.params_type != ParamsType.DIFF
+            vector = self._vector(Weights(model.params or {}, self._full, model.meta or {}, _unwrapped))
+            if problem := run.door.problem(update := torch.from_numpy(vector), {}):
+                raise UpdateRefused(problem)
+            self._updates[place] = update
+        except UpdateRefused as problem:
+            self._failures[place] = str(problem)
+            _log.warning("the result of %s counts as zero: %s", site, problem)
+
+    def aggregate_model(self) -> FLModel:
+        """Return the model after the noisy mean, or the mean itself where sites send differences; it is charged before.
+
+        Raises:
+            BudgetExhausted: the rounds that the noise is for are spent.
+        """
+        run, instruction = self._begun(), self._instruction
+        assert instruction is not None
+        if not run.admits(done := len(run.history)):
+            raise BudgetExhausted(f"round {done}: the {self.rounds} rounds that the noise is for are spent")
+        absent = {place: "no result" for place in range(self.clients) if place not in self._updates}
+        contributions = [run.door.seal(self._updates.get(place), run.plan, place, done) for place in range(self.clients)]
+        upload = run.release(done, contributions, absent | self._failures)
+        parts = zip(run.setting.layout.names, run.setting.layout.split(upload.vector), strict=True)
+        left = {name: part.numpy().reshape(instruction.arrays[name].shape) for name, part in parts}
+        kind = ParamsType.FULL if self._full else ParamsType.DIFF
+        return FLModel(kind, instruction.answered(list(instruction.arrays), left, full=self._full), meta={})
+
+    def _begun(self) -> AppRun:
+        from fedveil.deploy.central_dp import AppRun
+
+        if self._instruction is None:
+            raise ConfigError("no model went out to the sites before a result came in")
+        if self._run is None:
+            path, config = Path(self.out).expanduser(), self._config()
+            self._run = AppRun.begin(path, config, self.clients, _PAGE, _DATA)
+        return self._run
+
+    def _config(self) -> Config:
+        from fedveil.deploy.central_dp import matching_configuration
+        from fedveil.training.params import Layout
+
+        assert self._instruction is not None
+        shapes = {n: a.shape for n, a in self._instruction.arrays.items() if n in self._instruction.parameters}
+        sections: dict[str, dict[str, Any]] = {
+            "method": {"name": "dp-fedavg", "clip": self.clip},
+            "training": {"rounds": self.rounds, "clients_per_round": self.clients, "sampling": "fixed"},
+            "privacy": {"epsilon": self.epsilon, "delta": self.delta, "view": "aggregate"},
+            "run": {"seed": 0, "seeded_noise": False},
+        }
+        return matching_configuration(sections, self.clients, Layout.of(shapes), data=_DATA)
+
+    def _vector(self, weights: Weights) -> NDArray[np.float32]:
+        """Return by how much training moved all parameters, as one vector; parameters that a result lacks did not move."""
+        assert self._instruction is not None
+        moved, arrays = self._instruction.moved(weights), self._instruction.arrays
+        parts = [moved.get(n, np.zeros(a.shape, np.float32)) for n, a in arrays.items() if n in self._instruction.parameters]
+        return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def _never_runs(tasks: Sequence[str]) -> str:
     """Return why a filter for these tasks would not run, or an empty string."""
     if any("*" in task for task in tasks):
-        return (
-            f"tasks = {list(tasks)}: NVFlare compares the names of tasks exactly, so that this filter would never run: name each"
-        )
+        return f"tasks = {list(tasks)}: NVFlare compares names of tasks exactly, so that this filter would never run: name each"
     return ""
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
-    """Return a copy of an array or tensor as a numpy array.
-
-    Raises:
-        UpdateRefused: it is neither, or complex.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu()
-        value = (tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor).numpy()
-    if not isinstance(value, np.ndarray | np.generic | float) or np.asarray(value).dtype.kind not in "fiub":
-        raise UpdateRefused(f"{name!r} must be an array or a tensor of real numbers, got {type(value).__name__}")
-    return np.array(value, subok=False)
+def _require_absolute(key: str, path: str) -> None:
+    if not Path(path).expanduser().is_absolute():
+        raise ConfigError(f"{key} = {path!r}: give an absolute path or one with ~, since NVFlare runs jobs in folders of its own")
 
 
-def _typed(array: NDArray[Any], kind: Any) -> Any:
-    """Return an array in a type of numpy, or as a tensor in a type of torch."""
-    if isinstance(kind, np.dtype):
-        return np.asarray(array, kind)
-    return sys.modules["torch"].from_numpy(np.array(array)).to(kind)
-
-
-def _moved(weights: Weights, instruction: Instruction) -> Arrays:
-    """Return by how much training moved each parameter in a result, in the order of the instruction.
-
-    Raises:
-        UpdateRefused: the result does not fit to the instruction, regardless of its values.
-    """
-    if AlgorithmConstants.SCAFFOLD_CTRL_DIFF in weights.meta:
-        raise UpdateRefused("SCAFFOLD sends a second vector, the change of its control term, that a ReleaseFilter does not cover")
-    if weights.meta.get(MetaKey.PROCESSED_ALGORITHM):
-        raise UpdateRefused(
-            f"the result is already processed by {weights.meta[MetaKey.PROCESSED_ALGORITHM]!r}: put the ReleaseFilter before it"
-        )
-    if unknown := [name for name in weights.values if name not in instruction.arrays]:
-        raise UpdateRefused(f"the result has arrays that the model of the task has not: {unknown[:_SHOWN]}")
-    moved = {}
-    for name, before in instruction.arrays.items():
-        if name not in weights.values or name not in instruction.parameters:
-            continue
-        after = _array(name, weights.values[name])
-        if after.dtype.kind != "f" or after.shape != before.shape:
-            raise UpdateRefused(
-                f"{name!r} came as {before.dtype} of shape {before.shape}, and went back as {after.dtype} of shape {after.shape}"
-            )
-        with np.errstate(all="ignore"):
-            change = after.astype(np.float64) - (before.astype(np.float64) if weights.full else 0)
-            moved[name] = np.asarray(change, np.float32)
-    if not moved:
-        raise UpdateRefused(f"the result has none of the model's parameters {sorted(instruction.parameters)[:_SHOWN]}")
-    return moved
+def _unwrapped(values: dict[str, Any]) -> DXO:
+    return DXO(DataKind.WEIGHTS, values)

@@ -121,8 +121,8 @@ def holds_no_release(path: Path) -> bool:
 
 
 def _is_interrupted(path: Path) -> bool:
-    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
-    return exists == [True, True, False, False]  # the run of a Flower app cannot be resumed
+    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md", "nvflare.md")]
+    return exists == [True, True, False, False, False]  # programs that fedveil does not run cannot be resumed
 
 
 def _says_none(ledger: Path) -> bool:

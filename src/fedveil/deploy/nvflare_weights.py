@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -128,7 +127,7 @@ class Instruction:
             before, after = self.arrays[name], _array(name, weights.values[name])
             if after.dtype.kind != "f" or after.shape != before.shape:
                 raise UpdateRefused(
-                    f"{name!r} came as {before.dtype} of shape {before.shape}; the result has {after.dtype} of shape {after.shape}"
+                    f"{name!r} came as {before.dtype} of shape {before.shape}, but left as {after.dtype} of shape {after.shape}"
                 )
             with np.errstate(all="ignore"):
                 change = after.astype(np.float64) - (before.astype(np.float64) if weights.full else 0)
@@ -155,8 +154,9 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     Raises:
         UpdateRefused: it is neither, or does not hold real numbers.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if type(value).__module__.partition(".")[0] == "torch":
+        import torch
+
         tensor = value.detach().cpu()
         value = (tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor).numpy()
     if not isinstance(value, np.ndarray | np.generic | float) or np.asarray(value).dtype.kind not in "fiub":
@@ -168,4 +168,6 @@ def _typed(array: NDArray[Any], kind: Any) -> Any:
     """Return an array in a type of numpy, or as a tensor in a type of torch."""
     if isinstance(kind, np.dtype):
         return np.asarray(array, kind)
-    return sys.modules["torch"].from_numpy(np.array(array)).to(kind)
+    import torch
+
+    return torch.from_numpy(np.array(array)).to(kind)

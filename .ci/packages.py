@@ -90,7 +90,8 @@ def built(work: Path) -> tuple[Path, Path]:
 
 def lowest() -> Iterator[str]:
     """Each dependency at its lower bound, PyTorch aside."""
-    for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for one in (*project["dependencies"], *project["optional-dependencies"]["train"]):
         name, bound = one.split(">=")
         if name != "torch":
             yield f"{name}=={bound}"
@@ -143,7 +144,7 @@ def main() -> None:
             venv.create(folder, with_pip=True)
             python = folder / "bin" / "python"
             release = torch(options.lowest_torch and name == "lowest")
-            ran(python, "-m", "pip", "install", "-q", release, wheel, *bounds, cwd=folder)
+            ran(python, "-m", "pip", "install", "-q", release, f"{wheel}[train]", *bounds, cwd=folder)
             used(python, folder)
             if options.tests:
                 tested(python, folder)
@@ -157,7 +158,7 @@ def main() -> None:
             "pipx",
             "run",
             "--spec",
-            wheel,
+            f"{wheel}[train]",
             "--pip-args",
             f"-c {ROOT / 'constraints.txt'}",
             "fedveil",

@@ -1,6 +1,7 @@
 """fedveil: differentially private federated learning whose privacy you can check.
 
-The names below load what they need when first used, so that `import fedveil` is quick and `certify` never imports torch.
+The names below load what they need when first used, so that `import fedveil` is quick. What trains needs the extra `train`;
+statements, ledgers, budgets, verification and releases for other platforms do not.
 """
 
 from __future__ import annotations
@@ -86,4 +87,9 @@ def __getattr__(name: str) -> Any:
     if name not in places:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(places)}")
     module, _, attribute = places[name].partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+    try:
+        return getattr(importlib.import_module(module), attribute or name)
+    except ModuleNotFoundError as error:
+        if not (lacking := importlib.import_module("fedveil.errors").missing_extra(error)):
+            raise
+        raise ModuleNotFoundError(lacking, name=error.name) from error

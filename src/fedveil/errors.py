@@ -47,6 +47,24 @@ class LedgerError(FedveilError):
     """A ledger that cannot be opened, read or trusted."""
 
 
+TRAINING = {
+    "torch": "PyTorch",
+    "safetensors": "safetensors",
+    "sklearn": "scikit-learn",
+    "matplotlib": "Matplotlib",
+    "pooch": "pooch",
+}
+"""Modules that the extra `train` installs, and the names of their projects."""
+
+
+def missing_extra(error: BaseException) -> str:
+    """Return the line that says which extra to install, if an import failed for the lack of it; else an empty string."""
+    module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if module not in TRAINING:
+        return ""
+    return f"this needs {TRAINING[module]}, which is not installed: pip install 'fedveil[train]'"
+
+
 PLUGIN_FILES: set[str] = set()
 """The files of plugins that were imported."""
 

@@ -18,10 +18,10 @@ from fedveil.deploy.consent import Consent
 from fedveil.deploy.demo_network import consent_to
 from fedveil.deploy.deployed_data import public_part
 from fedveil.errors import ConfigError
-from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.experiment.resolve import resolve
+from fedveil.experiment.shared_budget import planned_charges
 from fedveil.experiment.two_ledgers import compared
 from fedveil.experiment.verification import verification
 from fedveil.ledger.ledger import Ledger

@@ -55,11 +55,11 @@ from fedveil.deploy.round_messages import (
 )
 from fedveil.deploy.wire_format import Kind, WireError, decoded, encoded
 from fedveil.errors import ConfigError
-from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config_files import read_config
 from fedveil.experiment.run import run
 from fedveil.experiment.run_directory import write_config
+from fedveil.experiment.shared_budget import planned_charges
 from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Released

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from fedveil.cli import budget_commands, machine_commands, privacy_commands, run_commands, study_commands, view_commands
 from fedveil.cli.command_options import flag, whole_words
-from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
+from fedveil.errors import ConfigError, FedveilError, missing_extra, one_line, plugin_fault
 from fedveil.executors.interrupts import end_alike
 from fedveil.registry import Registry
 
@@ -170,6 +170,8 @@ def _in_a_line(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyboardInterrupt):
         return ""
+    if lacking := missing_extra(error):
+        return lacking
     if fault := plugin_fault(error):
         return f"{fault} (--debug shows how it came to that)"
     if _lacks_memory(error):

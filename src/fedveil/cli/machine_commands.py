@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, data_set_names, print_table
-from fedveil.errors import nearest
+from fedveil.errors import missing_extra, nearest
 
 
 class _DataCommands(TyperGroup):
@@ -89,6 +89,7 @@ def data_plot(
 commands = typer.Typer()
 
 _OPTIONAL = {
+    "train": ("torch", "training, attacks, figures, data sets"),
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
     "flower": ("flwr", "clients on machines of their own"),
@@ -101,30 +102,39 @@ _OPTIONAL = {
 def doctor() -> None:
     """Look at this machine: versions, cores, memory, GPU, disk, data sets, optional parts."""
     typer.echo("Importing PyTorch, looking for a GPU and data sets, timing the disk: some seconds ...", err=True)
-    import torch
-
     from fedveil import __version__
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.load import ENVIRONMENT, located
-    from fedveil.executors.device import gpu_problem
     from fedveil.training.cores import available_cores
 
     cores = available_cores()
-    problem = gpu_problem()
-    present = [name for name in CATALOGUE if located(name)]
+    pytorch, gpu = _pytorch()
+    present = [name for name in CATALOGUE if located(name)] if pytorch else ["not looked for"]
     named = os.environ.get(ENVIRONMENT)
     print_table(
         [
-            ("fedveil", f"{__version__} with PyTorch {torch.__version__}, Python {platform.python_version()}"),
+            ("fedveil", f"{__version__} {pytorch or 'without PyTorch'}, Python {platform.python_version()}"),
             ("cores", f"{cores}; run.engine = 'auto' takes {'one worker process each' if cores > 1 else 'this process alone'}"),
             ("memory", _memory()),
-            ("GPU", f"none ({problem})" if problem else torch.cuda.get_device_name(0)),
+            ("GPU", gpu),
             ("disk", f"{shutil.disk_usage('.').free / 1e9:.1f} GB free here; {_writing()}"),
             ("data", f"{ENVIRONMENT} is {named or 'not set'}; here: {', '.join(present)}; the others: fedveil data"),
             *((f"[{extra}]", _part(extra, package, use)) for extra, (package, use) in _OPTIONAL.items()),
             ("ssh-keygen", "found" if shutil.which("ssh-keygen") else "not found: fedveil sign needs it"),
         ]
     )
+
+
+def _pytorch() -> tuple[str, str]:
+    """Return PyTorch with its version, empty where it is not installed, and a description of the GPU."""
+    try:
+        import torch
+
+        from fedveil.executors.device import gpu_problem
+    except ModuleNotFoundError as error:
+        return "", missing_extra(error)
+    problem = gpu_problem()
+    return f"with PyTorch {torch.__version__}", f"none ({problem})" if problem else torch.cuda.get_device_name(0)
 
 
 def _memory() -> str:

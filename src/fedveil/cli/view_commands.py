@@ -116,7 +116,7 @@ def verify(
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run or ledger that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 unknown."""
+    """Check a run or a ledger: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
     from rich.console import Console
 
     from fedveil.cli.privacy_terminal import reading_progress, render_verification, verification_values

@@ -30,14 +30,13 @@ from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant
 from fedveil.deploy.dp_mod import absolute_path
 from fedveil.deploy.wire_format import printable
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
-from fedveil.experiment.assembly import budgets, new_run_id
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.data_card import CARD, FORMAT, new_salt
 from fedveil.experiment.model_section import HANDED_OVER
 from fedveil.experiment.public_setting import FLOWER_APP, Population
 from fedveil.experiment.resolve import resolve
-from fedveil.experiment.run_directory import append_history
-from fedveil.experiment.shared_budget import check_plan, shared_budget
+from fedveil.experiment.run_directory import append_history, new_run_id
+from fedveil.experiment.shared_budget import budgets, check_plan, shared_budget
 from fedveil.experiment.spending import EpsilonSpent
 from fedveil.experiment.verification import conclude, opening
 from fedveil.federation.history import Record, Row

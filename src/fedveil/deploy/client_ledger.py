@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.types import Gaussian, Scope, Unbounded, View
 from fedveil.deploy.consent import Consent, ConsentRefused, Judged
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
-from fedveil.experiment.assembly import planned_charges
+from fedveil.experiment.shared_budget import planned_charges
 from fedveil.experiment.two_ledgers import ITSELF, TRUSTS
 from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger

@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, refusal
-from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.child_process import ChildHung, Stage, in_child
 from fedveil.experiment.config import toml_values
 from fedveil.experiment.public_setting import layout_of, population_of
 from fedveil.experiment.resolve import resolve
 from fedveil.experiment.sections import PluginMethod, PluginTask
+from fedveil.experiment.shared_budget import planned_charges
 from fedveil.mechanism.cost import event_of
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
 from fedveil.methods.method import Schedule

@@ -28,11 +28,10 @@ from fedveil.deploy.offers import offer_of
 from fedveil.deploy.programs import ends_with_parent, free_port
 from fedveil.deploy.serve import Serving, serve
 from fedveil.errors import ConfigError
-from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.config import Config
 from fedveil.experiment.resolve import resolve
 from fedveil.experiment.run_directory import claimed
-from fedveil.experiment.shared_budget import affordable
+from fedveil.experiment.shared_budget import affordable, planned_charges
 from fedveil.ledger.files import owner_only_folder
 from fedveil.ledger.filters import best_order
 

@@ -39,7 +39,7 @@ def require_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise ConfigError("this needs Flower, which is not installed: pip install 'fedveil[flower]'") from None
+        raise ConfigError("this needs Flower, which is not installed: pip install 'fedveil[train,flower]'") from None
 
 
 @contextmanager

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.accounting.accountant import bound
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
+from fedveil.accounting.types import Unit, View
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -21,15 +17,15 @@ from fedveil.data.split import client_test_split, public_split, split_within_use
 from fedveil.errors import ConfigError, DataError
 from fedveil.experiment.experiment import isolation_here
 from fedveil.experiment.public_setting import Population, by_own_clients, require_handed_over
+from fedveil.experiment.shared_budget import budgets
 from fedveil.experiment.single_examples import packs
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
-from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
-from fedveil.methods.method import Method, extras_of, is_own, participation_of
-from fedveil.methods.run_cost import ROUNDING, check_declared, releases_to, run_releases
+from fedveil.methods.method import extras_of, is_own, participation_of
+from fedveil.methods.run_cost import check_declared
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door
@@ -224,52 +220,3 @@ def check_targets(task: Task, dataset: Dataset) -> None:
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
-
-
-def planned_charges(method: Method, setting: Setting) -> list[Event]:
-    """Return the planned ledger charges for one client (server view) or for the whole run."""
-    view = setting.scope.view
-    return run_releases(method, setting, View.AGGREGATE if view is View.FINAL else view)
-
-
-def budgets(method: Method, setting: Setting) -> Budgets | None:
-    """Return the budget of each client (server view) or of the whole run, from the planned releases; None if unbounded.
-
-    Clients in groups with own caps get these, from the releases planned for their group. If the last model alone reveals less
-    than all releases together, the cap is the total cost, because each release is charged in full.
-    """
-    planned = planned_charges(method, setting)
-    if any(isinstance(event, Unbounded) for event in planned):
-        return None
-    epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
-    if setting.selection is not None:
-        epsilon = None  # the target is the search's; this run's cap follows from its plan
-    delta, adjacency = setting.delta, setting.scope.adjacency
-    caps: dict[int, Filter] = {}
-    for group in setting.groups:
-        cap = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
-        caps |= dict.fromkeys(group.clients, cap)
-    return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
-
-
-def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
-    """Return the cap of a run: the target (epsilon, delta), or the cost of the planned releases (plus rounding) without one.
-
-    Unsampled releases are capped by the GDP filter. Equal sampled ones are capped by their number, so any accountant may be
-    quoted. Mixtures are capped by the Renyi filter at one order, which the plan fixes in advance.
-    """
-    gaussian = [event for event in planned if isinstance(event, Gaussian)]
-    if len(gaussian) == len(planned):
-        mu = math.sqrt(math.fsum(event.count * event.mu**2 for event in gaussian))
-        return GdpFilter(epsilon, delta) if epsilon is not None else GdpFilter.from_mu(mu * (1 + ROUNDING), delta)
-    if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
-        event = planned[0]
-        return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
-    if epsilon is None:
-        epsilon = bound(planned, delta, accountant="rdp", adjacency=adjacency)[0] * (1 + ROUNDING)
-    bounded = [event for event in planned if not isinstance(event, Unbounded)]
-    return RdpFilter(epsilon, delta, best_order(epsilon, delta, bounded, adjacency))
-
-
-def new_run_id() -> str:
-    return uuid.uuid4().hex[:12]

@@ -20,7 +20,6 @@ import numpy as np
 
 from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import ConfigError
-from fedveil.experiment.assembly import Prepared
 from fedveil.experiment.config_files import load_recorded, with_model
 from fedveil.experiment.model_section import HANDED_OVER
 from fedveil.experiment.public_setting import by_own_clients, require_handed_over
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+    from fedveil.experiment.assembly import Prepared
     from fedveil.experiment.config import Config
     from fedveil.experiment.experiment import DataSpec, Experiment
 

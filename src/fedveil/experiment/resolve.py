@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedveil.executors.device import GPU
-from fedveil.executors.select_engine import place
-from fedveil.experiment.assembly import prepare
 from fedveil.experiment.experiment import DataSpec, EngineSpec, Experiment, SharedBudgetSpec, isolation_here
 from fedveil.experiment.public_setting import calibrated, configured_setting, described, method_of, population_of, task_of
 from fedveil.experiment.public_values import TOGETHER, beside_the_releases, public_values
-from fedveil.experiment.resume import resumable, same_run
 from fedveil.methods.method import is_own
 
 if TYPE_CHECKING:
@@ -72,6 +68,8 @@ def opened(config: Config, data: Dataset | None = None, partition: Partition | N
     Raises:
         ConfigError, DataError: as `prepare` and `resolve`.
     """
+    from fedveil.experiment.assembly import prepare
+
     prepared = prepare(data_spec(config), data, partition)
     return resolve(config, prepared.population), prepared
 
@@ -95,6 +93,10 @@ def resolve_here(config: Config, population: Population, resumed: Path | None = 
     Raises:
         ConfigError: as `resolve`; this machine lacks the engine or isolation; or the interrupted run is another one.
     """
+    from fedveil.executors.device import GPU
+    from fedveil.executors.select_engine import place
+    from fedveil.experiment.resume import resumable, same_run
+
     begun = None if resumed is None else resumable(resumed)
     begun_on = None if begun is None else begun.run.engine
     if config.run.engine == "auto" and begun_on == "stacked":

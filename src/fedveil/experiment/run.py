@@ -15,7 +15,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.executors.engine_names import OTHER_ENGINES
 from fedveil.executors.interrupts import put_off
 from fedveil.executors.select_engine import engine, place, settled
-from fedveil.experiment.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.experiment.assembly import Prepared, federation, prepare
 from fedveil.experiment.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.rehearsal import rehearsed
@@ -172,7 +172,7 @@ def train(
     trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
         experiment = experiment.with_engine(settled(engine.name, model, experiment.client, setting, engine.timeout))
-    run_id = new_run_id()
+    run_id = rundir.new_run_id()
     shared = shared_budget(experiment) if resume else affordable(experiment, run_id)
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:

@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -430,3 +431,8 @@ def _appended(path: Path, rows: Sequence[Row]) -> bool:
             return fits
     except FileNotFoundError:
         return False
+
+
+def new_run_id() -> str:
+    """Return a fresh random name of a run."""
+    return uuid.uuid4().hex[:12]

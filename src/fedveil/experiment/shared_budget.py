@@ -1,21 +1,26 @@
-"""The lifetime budget that a run shares with others (`privacy.budget`): opened, and checked before the run."""
+"""Budgets of a run: its own, from its planned releases, and the lifetime that it shares with others (`privacy.budget`)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.experiment.assembly import planned_charges
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
-from fedveil.ledger.filters import best_order
+from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.ledger import AGGREGATE
 from fedveil.ledger.population_budget import PopulationBudget, open_budget
+from fedveil.methods.run_cost import ROUNDING, releases_to, run_releases
 
 if TYPE_CHECKING:
     from fedveil.experiment.experiment import Experiment
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 
 def shared_budget(experiment: Experiment) -> PopulationBudget | None:
@@ -77,3 +82,48 @@ def run_name(experiment: Experiment, run_id: str) -> str:
     """Return the run's name in the budget; runs of one project share the part before the slash."""
     project = experiment.budget.project
     return f"{project}/{run_id}" if project else run_id
+
+
+def planned_charges(method: Method, setting: Setting) -> list[Event]:
+    """Return the planned ledger charges for one client (server view) or for the whole run."""
+    view = setting.scope.view
+    return run_releases(method, setting, View.AGGREGATE if view is View.FINAL else view)
+
+
+def budgets(method: Method, setting: Setting) -> Budgets | None:
+    """Return the budget of each client (server view) or of the whole run, from the planned releases; None if unbounded.
+
+    Clients in groups with own caps get these, from the releases planned for their group. If the last model alone reveals less
+    than all releases together, the cap is the total cost, because each release is charged in full.
+    """
+    planned = planned_charges(method, setting)
+    if any(isinstance(event, Unbounded) for event in planned):
+        return None
+    epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
+    if setting.selection is not None:
+        epsilon = None  # the target is the search's; this run's cap follows from its plan
+    delta, adjacency = setting.delta, setting.scope.adjacency
+    caps: dict[int, Filter] = {}
+    for group in setting.groups:
+        cap = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
+        caps |= dict.fromkeys(group.clients, cap)
+    return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
+
+
+def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
+    """Return the cap of a run: the target (epsilon, delta), or the cost of the planned releases (plus rounding) without one.
+
+    Unsampled releases are capped by the GDP filter. Equal sampled ones are capped by their number, so any accountant may be
+    quoted. Mixtures are capped by the Renyi filter at one order, which the plan fixes in advance.
+    """
+    gaussian = [event for event in planned if isinstance(event, Gaussian)]
+    if len(gaussian) == len(planned):
+        mu = math.sqrt(math.fsum(event.count * event.mu**2 for event in gaussian))
+        return GdpFilter(epsilon, delta) if epsilon is not None else GdpFilter.from_mu(mu * (1 + ROUNDING), delta)
+    if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
+        event = planned[0]
+        return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
+    if epsilon is None:
+        epsilon = bound(planned, delta, accountant="rdp", adjacency=adjacency)[0] * (1 + ROUNDING)
+    bounded = [event for event in planned if not isinstance(event, Unbounded)]
+    return RdpFilter(epsilon, delta, best_order(epsilon, delta, bounded, adjacency))

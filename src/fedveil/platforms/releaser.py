@@ -307,7 +307,7 @@ class NoisyMean(LifetimeReleases):
 def _positive(key: str, value: object) -> float:
     """Return a finite number > 0 as a float; numpy's scalars are numbers."""
     try:
-        if isinstance(value, bool) or not (0 < (number := float(value)) < math.inf):  # type: ignore[arg-type]
+        if isinstance(value, bool | str | bytes) or not (0 < (number := float(value)) < math.inf):  # type: ignore[arg-type]
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{key} = {value!r} is not possible: give a finite number > 0", key=key, value=value) from None

@@ -26,7 +26,7 @@ from typing import Any
 from fedveil.accounting.selection import Selection, curve_of, draw, selection_divergence
 from fedveil.accounting.types import Event, OneOrder
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.experiment.assembly import Prepared, new_run_id, prepare
+from fedveil.experiment.assembly import Prepared, prepare
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.experiment import SharedBudgetSpec
 from fedveil.experiment.public_setting import calibrated_setting, method_of, setting_of, task_of
@@ -34,7 +34,7 @@ from fedveil.experiment.published_copy import copy_public
 from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.resolve import data_spec, resolve, resolve_here
 from fedveil.experiment.run import train
-from fedveil.experiment.run_directory import private_folder, write_config, write_json
+from fedveil.experiment.run_directory import new_run_id, private_folder, write_config, write_json
 from fedveil.experiment.shared_budget import run_name, shared_budget
 from fedveil.federation.evaluation import check_score
 from fedveil.ledger.entry import event_columns

@@ -27,7 +27,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.job_config.defs import FilterType
 
 from fedveil.data.catalogue import Info
-from fedveil.deploy.nvflare_weights import UNTOUCHED, Instruction, Weights
+from fedveil.deploy.nvflare_weights import UNTOUCHED, Instruction, SentWeights
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.experiment.public_setting import NVFLARE_JOB
 from fedveil.ledger.files import owner_only_folder
@@ -149,7 +149,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         """Copy the model; without one, whatever comes back is refused."""
         fl_ctx.set_prop(_REFERENCE, None, private=True, sticky=False)
         try:
-            weights, job = Weights.of(from_shareable(shareable)), fl_ctx.get_job_id()
+            weights, job = SentWeights.of(from_shareable(shareable)), fl_ctx.get_job_id()
         except (ValueError, UpdateRefused):
             return shareable
         task = fl_ctx.get_prop(FLContextKey.TASK_ID)
@@ -161,7 +161,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
     def _released(self, shareable: Shareable, instruction: Instruction, fl_ctx: Any) -> Shareable:
         """Return a result with the release and nothing else."""
         try:
-            weights = Weights.of(from_shareable(shareable))
+            weights = SentWeights.of(from_shareable(shareable))
         except ValueError as problem:
             raise UpdateRefused("the result is no DXO, and a ReleaseFilter releases the weights in one") from problem
         moved = instruction.moved(weights)
@@ -221,7 +221,7 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.BEFORE_TASK_DATA_FILTER:
             try:
-                weights = Weights.of(from_shareable(fl_ctx.get_prop(FLContextKey.TASK_DATA)))
+                weights = SentWeights.of(from_shareable(fl_ctx.get_prop(FLContextKey.TASK_DATA)))
             except (ValueError, UpdateRefused):
                 return
             known = self._instruction.parameters if self._instruction is not None else None
@@ -248,7 +248,7 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         try:
             run = self._begun()
             self._full = model.params_type != ParamsType.DIFF
-            vector = self._vector(Weights(model.params or {}, self._full, model.meta or {}, _unwrapped))
+            vector = self._vector(SentWeights(model.params or {}, self._full, model.meta or {}, _unwrapped))
             if problem := run.door.problem(update := torch.from_numpy(vector), {}):
                 raise UpdateRefused(problem)
             self._updates[place] = update
@@ -298,7 +298,7 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         }
         return matching_configuration(sections, self.clients, Layout.of(shapes), data=_DATA)
 
-    def _vector(self, weights: Weights) -> NDArray[np.float32]:
+    def _vector(self, weights: SentWeights) -> NDArray[np.float32]:
         """Return by how much training moved all parameters, as one vector; parameters that a result lacks did not move."""
         assert self._instruction is not None
         moved, arrays = self._instruction.moved(weights), self._instruction.arrays

@@ -26,7 +26,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Weights:
+class SentWeights:
     """Weights in a DXO.
 
     Args:
@@ -40,7 +40,7 @@ class Weights:
     wrapped: Callable[[dict[str, Any]], DXO]
 
     @classmethod
-    def of(cls, dxo: DXO) -> Weights:
+    def of(cls, dxo: DXO) -> SentWeights:
         """Return the weights of a DXO; those of an FL_MODEL, and the one member of a COLLECTION, are unwrapped.
 
         Raises:
@@ -61,7 +61,7 @@ class Weights:
         return cls(dxo.data, kind is DataKind.WEIGHTS, dxo.meta or {}, lambda values: DXO(kind, values, dict(_META)))
 
     @classmethod
-    def _of_model(cls, model: Mapping[str, Any]) -> Weights:
+    def _of_model(cls, model: Mapping[str, Any]) -> SentWeights:
         kind = ParamsType(model.get(FLModelConst.PARAMS_TYPE) or ParamsType.FULL)
 
         def wrapped(values: dict[str, Any]) -> DXO:
@@ -107,7 +107,7 @@ class Instruction:
         types = {name: getattr(value, "dtype", arrays[name].dtype) for name, value in values.items()}
         return cls(task, arrays, types, finite if parameters is None else parameters)
 
-    def moved(self, weights: Weights) -> Arrays:
+    def moved(self, weights: SentWeights) -> Arrays:
         """Return by how much training moved each parameter in a result, float32, in the order of the instruction.
 
         Raises:

@@ -65,6 +65,7 @@ from fedveil.papers.ladp_fl.noise_schedules import DPALDP as DPALDP
 from fedveil.papers.ladp_fl.noise_schedules import TimeVaryingDP as TimeVaryingDP
 from fedveil.platforms.releaser import NoisyMean as NoisyMean
 from fedveil.platforms.releaser import Releaser as Releaser
+from fedveil.statement.statement_layout import PrintedStatement
 from fedveil.statement.statement_layout import to_markdown as to_markdown
 from fedveil.tasks.classification import Binary as Binary
 from fedveil.tasks.classification import Classification as Classification
@@ -79,5 +80,6 @@ from fedveil.tasks.token_prediction import TokenPrediction as TokenPrediction
 
 __version__: str
 Optimizer = LocalOptimizer
+Statement = PrintedStatement
 certify = certify_config
 train = run

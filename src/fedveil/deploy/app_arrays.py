@@ -7,6 +7,7 @@ Names, order, shapes and types of the reply are those of the instruction, whatev
 
 from __future__ import annotations
 
+import math
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -15,20 +16,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
+
+    Floats = NDArray[np.float32]
 
 UNTOUCHED = ("num_batches_tracked",)
 """Last name parts of arrays that are not parameters; Flower's FedAvg turns them from integers into floats."""
 
 _LARGEST, _HEADER = 16, 4096
 """Limits in bytes, per number and for the header; larger arrays are not opened."""
+_LARGEST_NORM = 1e6
+"""L2 norm above which an update counts as diverged."""
 _ROUNDING = 1e-6
 """Tolerance for an average of equal integers, relative to 1 or to the larger of them."""
 _LAST_PLACES = 4096
@@ -137,7 +140,7 @@ class AppArrays:
         """Return the arrays as an ArrayRecord."""
         return self._record({})
 
-    def update(self, content: Any) -> Tensor:
+    def update(self, content: Any) -> Floats:
         """Return the update [d] in the content of a train function's reply.
 
         Raises:
@@ -154,7 +157,7 @@ class AppArrays:
             raise Misfit(f"these arrays of the reply have another shape than they had, or no floats: {wrong[:_SHOWN]}")
         with np.errstate(all="ignore"):
             moved = [after[n].astype(np.float64) - self.arrays[n].astype(np.float64) for n in self.layout.names]
-            return torch.from_numpy(np.concatenate([part.reshape(-1).astype(np.float32) for part in moved]))
+            return np.concatenate([part.reshape(-1).astype(np.float32) for part in moved])
 
     def refilled(self, content: Any) -> list[str]:
         """Return names of unreleased float arrays with NaN or infinite values that a reply has changed: they are not constant."""
@@ -168,14 +171,14 @@ class AppArrays:
         return changed
 
     @property
-    def nothing(self) -> Tensor:
-        """Return a zero update [d], replacing one that may not be released, on the CPU whatever device an app has set."""
-        return torch.from_numpy(np.zeros(self.layout.dimension, np.float32))
+    def nothing(self) -> Floats:
+        """Return a zero update [d], replacing one that may not be released."""
+        return np.zeros(self.layout.dimension, np.float32)
 
-    def moved(self, step: Tensor) -> Any:
+    def moved(self, step: Floats) -> Any:
         """Return the arrays after a released step [d], as an ArrayRecord in the order of the instruction."""
-        parts = dict(zip(self.layout.names, self.layout.split(step), strict=True))
-        return self._record({name: self._stepped(name, part.numpy()) for name, part in parts.items()})
+        parts = zip(self.layout.names, np.split(step, np.cumsum(self.layout.sizes)[:-1]), strict=True)
+        return self._record({name: self._stepped(name, part) for name, part in parts})
 
     def as_sent(self, record: Any) -> Any:
         """Return a strategy's new arrays in their original types, with all unreleased arrays as they were."""
@@ -209,6 +212,14 @@ class AppArrays:
         from flwr.app import Array, ArrayRecord
 
         return ArrayRecord({name: Array(np.asarray(changed.get(name, before))) for name, before in self.arrays.items()})
+
+
+def unfit(update: Floats) -> str:
+    """Return why an update [d] is not released as it is, or an empty string."""
+    norm = math.sqrt(float(np.square(update, dtype=np.float64).sum()))
+    if not math.isfinite(norm):
+        return "the update has NaN or infinite values (a smaller learning rate may help)"
+    return f"the update has norm {norm:.4g}, above {_LARGEST_NORM:g}" if norm > _LARGEST_NORM else ""
 
 
 def not_constant(names: Sequence[str]) -> ConfigError:

@@ -16,17 +16,18 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tomli_w
 
 import fedveil.experiment.run_directory as rundir
 from fedveil.data.catalogue import Info
-from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant
+from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant, unfit
 from fedveil.deploy.dp_mod import absolute_path
 from fedveil.deploy.wire_format import printable
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
@@ -40,25 +41,20 @@ from fedveil.experiment.shared_budget import budgets, check_plan, shared_budget
 from fedveil.experiment.spending import EpsilonSpent
 from fedveil.experiment.verification import conclude, opening
 from fedveil.federation.history import Record, Row
-from fedveil.federation.server import SeenRound, release_figures
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import gaussian_plan
-from fedveil.release.door import Door
+from fedveil.platforms.releaser import AGGREGATE, positive_number, whole_number
+from fedveil.release.array_door import ArrayDoor
 from fedveil.release.noise import Randomness
-from fedveil.release.sealed import AGGREGATE
 from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
-
-    from fedveil.deploy.app_arrays import Kinds
-    from fedveil.mechanism.plan import Plan, Upload
+    from fedveil.deploy.app_arrays import Floats, Kinds
     from fedveil.methods.base import Method, Setting
-    from fedveil.release.sealed import Contribution
     from fedveil.statement.statement import Statement
 
 
@@ -125,7 +121,7 @@ class AppRun:
     """Run directory that is being written.
 
     Args:
-        statement: of the run. plan: of every release. door: charges the ledger of the directory.
+        statement: of the run. door: charges the ledger of the directory.
     """
 
     path: Path
@@ -133,8 +129,7 @@ class AppRun:
     statement: Statement
     method: Method
     setting: Setting
-    plan: Plan
-    door: Door
+    door: ArrayDoor
     history: list[Record] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
 
@@ -165,12 +160,12 @@ class AppRun:
         Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
         population = None if shared is None else shared.ledger(run)
         ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), experiment.seeded_noise, population=population)
-        rate, most = setting.rate if setting.amplified else None, experiment.max_update_norm
+        rate = setting.rate if setting.amplified else None
         randomness = Randomness(experiment.seed, experiment.seeded_noise)
-        door = Door(setting.layout, setting.scope, run, ledger, randomness, rate=rate, max_norm=most)
         clip = method.clip_norm(setting)
         assert clip is not None
-        return cls(path, run, statement, method, setting, gaussian_plan(setting, clip), door)
+        door = ArrayDoor(gaussian_plan(setting, clip), setting.layout, setting.scope, run, ledger, randomness, rate)
+        return cls(path, run, statement, method, setting, door)
 
     def __post_init__(self) -> None:
         assert isinstance(self.door.ledger, BudgetedLedger)
@@ -179,26 +174,27 @@ class AppRun:
     @property
     def noise_norm(self) -> float:
         """Return the expected L2 norm of the noise on a round's mean."""
-        assert isinstance(self.plan.noise_std, float)
-        return self.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
+        assert isinstance(self.door.plan.noise_std, float)
+        return self.door.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
 
-    def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
-        """Release and charge the noisy mean of a round, and write its record.
+    def release(self, round: int, updates: Sequence[Floats], failures: Mapping[int, str]) -> Floats:
+        """Release and charge the noisy mean [d] of a round, and write its record.
 
         Args:
-            round: from 0. contributions: of all drawn clients. failures: reasons why some of these are zero; stored in the
+            round: from 0. updates: of all drawn clients, [d] each. failures: reasons why some of these are zero; stored in the
                 private part of the directory.
         """
-        upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
-        visible = SeenRound(round, len(contributions), norm=float(upload.vector.norm())).in_view(self.method, self.setting)
-        public = release_figures(self.method, self.setting, visible)
-        public["noise_norm"] = float(upload.noise_std[0]) * self.setting.layout.dimension**0.5
-        private: Row = {} if "participants" in public else {"participants": len(contributions)}
+        mean = self.door.release_mean([self.door.encode(update) for update in updates], round, self.setting.cohort)
+        public: Row = {"round": round, "update_norm": float(np.linalg.norm(mean)), "noise_norm": self.noise_norm}
+        participants = {"participants": len(updates)}
+        secret = self.setting.sampling == "poisson"
+        public |= {} if secret else participants
+        private: Row = participants if secret else {}
         private |= {"failed": len(failures), "seconds": time.monotonic() - self._started, "failures": dict(failures)}
         self._started = time.monotonic()
         self.history.append(Record(public | self._spent.after(round), private))
         append_history(self.path, self.history, self.setting.layout)
-        return upload
+        return mean
 
     def end(self, early: str = "") -> str:
         """Close the run directory and return the closing digest.
@@ -221,9 +217,9 @@ class AppRun:
         assert isinstance(self.door.ledger, BudgetedLedger)
         self.door.ledger.close()
 
-    def admits(self, round: int) -> bool:
+    def admits(self) -> bool:
         """Return whether the budget has room for one more round."""
-        return self.door.admits(self.plan, AGGREGATE, round)
+        return self.door.admits(AGGREGATE)
 
 
 def _written(config: Mapping[str, Any]) -> str:
@@ -263,11 +259,24 @@ class _NoAnswer(UpdateRefused):
 
 @dataclass(frozen=True)
 class _Round:
-    """A round in progress: its model, the drawn clients by position among all nodes, and the one reply to the inner strategy."""
+    """A round in progress: its model, the drawn clients by position among all nodes, and a message of the round."""
 
     arrays: AppArrays
     drawn: dict[int, int]
-    reply: Any
+    message: Any
+
+
+@dataclass(frozen=True)
+class _NodesAlone:
+    """Grid of a strategy that configures a round: it lists the nodes, and sends them nothing."""
+
+    get_node_ids: Callable[[], list[int]]
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError(
+            f"the strategy uses grid.{name} while it configures a round: inside CentralDP it may ask for the nodes "
+            f"(grid.get_node_ids), and no client by itself, whose answers would leave without noise"
+        )
 
 
 @dataclass
@@ -306,7 +315,12 @@ class CentralDP:
     untouched: Sequence[str] = UNTOUCHED
 
     def __post_init__(self) -> None:
-        if (self.epsilon is None) == (self.noise_multiplier is None) or self.noise_multiplier == 0:
+        for key in ("clip", "delta", "rate", "epsilon", "noise_multiplier"):
+            if (value := getattr(self, key)) is not None:
+                setattr(self, key, positive_number(key, value))
+        for key in ("clients", "rounds"):
+            setattr(self, key, whole_number(key, getattr(self, key)))
+        if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
         fraction, least = getattr(self.strategy, "fraction_train", 1.0), getattr(self.strategy, "min_train_nodes", 0)
         if fraction < 1 and least < self.clients:  # an early check; the nodes it really asks are checked in `_asked`
@@ -314,12 +328,8 @@ class CentralDP:
                 f"fraction_train = {fraction}: CentralDP draws clients itself, of all nodes: set it to 1.0, and give rate"
             )
         self._path = absolute_path("out", self.out)
-        cohort = round(self.rate * self.clients) if math.isfinite(self.rate) else 0
-        if not (
-            type(self.clients) is int
-            and 1 <= cohort <= self.clients
-            and math.isclose(self.rate * self.clients, cohort, rel_tol=1e-9)
-        ):
+        cohort = round(self.rate * self.clients)
+        if not (1 <= cohort <= self.clients and math.isclose(self.rate * self.clients, cohort, rel_tol=1e-9)):
             raise ConfigError(
                 f"rate = {self.rate} of clients = {self.clients} is not a whole number of clients from 1 to {self.clients}: "
                 f"give a rate such as {max(cohort, 1)} / {self.clients}"
@@ -330,19 +340,28 @@ class CentralDP:
         self._sent: dict[int, _Round] = {}
         self._first: list[Kinds] = []
         self._fitting = FittingClients()
-        self._ended, self._warned = "", False
+        self._ended, self._warned, self._closing = "", False, ""
+        self._nodes: list[int] = []
+        self._connected = self.clients
 
-    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
-        """Run as `Strategy.start` of Flower does, then close the run directory.
+    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, *more: Any, **options: Any) -> Any:
+        """Run as `Strategy.start` of Flower does, with the same arguments, then close the run directory.
 
         The run ends early, with a warning, if no reply has the model's arrays (any more), if the strategy produces no such
         arrays, or if the model has diverged. The remaining rounds then do nothing and cost nothing.
 
         Raises:
-            ConfigError: num_rounds is not `rounds`, or the inner strategy overrides `start`, which sees every reply.
+            ConfigError: num_rounds is not `rounds`, the inner strategy overrides `start`, which sees every reply, or this run has
+                begun before.
         """
         from flwr.serverapp.strategy import Strategy
 
+        if self._run is not None:
+            raise ConfigError(
+                f"out = '{self.out}': this CentralDP has begun its run, and what was released there counts: to train again, make "
+                f"another CentralDP with a new folder for out",
+                key="out",
+            )
         if getattr(type(self.strategy), "start", None) != Strategy.start:
             raise ConfigError(
                 f"{type(self.strategy).__name__} has a start of its own, which gets the clients' replies before the noise: leave "
@@ -355,25 +374,42 @@ class CentralDP:
                 "CentralDP asks no client to evaluate: the answers would leave without noise (CentralDP(evaluate=True) asks)"
             )
         try:
-            result = Strategy.start(self, grid, initial_arrays, num_rounds, **options)
-        finally:
+            result = Strategy.start(self, grid, initial_arrays, num_rounds, *more, **options)
+        except BaseException:
             if self._run is not None:
                 self._run.close()
-        if self._run is not None:
-            _log.info("closing digest of %s: %s", self.out, self._run.end(self._ended))
+            raise
+        self.close()
         return result
+
+    def close(self) -> str:
+        """Close the run directory and return the closing digest, empty if no round was begun.
+
+        `start` does so itself; a loop that calls `configure_train` and `aggregate_train` closes at its end.
+        """
+        if self._run is not None and not self._closing:
+            done, early = len(self._run.history), f"closed after {len(self._run.history)} of {self.rounds} rounds"
+            self._ended = self._ended or (early if done < self.rounds else "")
+            self._closing = self._run.end(self._ended)
+            _log.warning("closing digest of %s: %s (pin it with fedveil verify --pin)", self.out, self._closing)
+        return self._closing
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the inner strategy, such as a setting that an app reads."""
+        if name.startswith("_") or name == "strategy":
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
 
     def summary(self) -> None:
         """Log the guarantee and the inner strategy."""
         cost = f"epsilon = {self.epsilon:g}" if self.epsilon is not None else f"noise multiplier {self.noise_multiplier:g}"
-        _log.info(
+        _log.warning(
             "central DP: %s, delta = %g, clip %g, %d rounds, recorded in %s", cost, self.delta, self.clip, self.rounds, self.out
         )
         self.strategy.summary()
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         """Return the strategy's messages to the clients drawn for this round."""
-        from flwr.app import Message, RecordDict
 
         if self._ended:
             return []
@@ -384,18 +420,19 @@ class CentralDP:
                 raise
             return self._end(f"the model of round {server_round} cannot be trained", str(problem))
         messages = self._messages_by_node(server_round, arrays, config, grid)
+        if self._run is None:
+            self._rehearse(start_arrays, next(iter(messages.values())), server_round)
         run = self._begun(start_arrays)
-        if not run.admits(server_round - 1):
+        if not run.admits():
             raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
-        nodes = sorted(messages)
+        nodes = list(messages)
         chosen = run.door.randomness.coins(run.setting.rate, self.clients, "clients", server_round - 1)
         drawn = {nodes[place]: place for place in chosen.tolist() if place < len(nodes)}
-        self._sent[server_round] = _Round(start_arrays, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
+        self._sent[server_round] = _Round(start_arrays, drawn, messages[nodes[0]])
         return [messages[node] for node in drawn]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
         """Return the strategy's step from the noisy mean of the replies' updates."""
-        from flwr.app import MetricRecord, RecordDict
 
         if self._ended:
             return None, None
@@ -416,17 +453,9 @@ class CentralDP:
             _log.warning(
                 "round %d: no reply can be used, so that noise alone moves the model: private/failures.csv", server_round
             )
-        contributions = [
-            run.door.seal(updates.get(place, sent.arrays.nothing), run.plan, place, server_round - 1)
-            for place in sent.drawn.values()
-        ]
-        upload = run.release(server_round - 1, contributions, {place: printable(p) for place, p in failures.items()})
-        weight, name = (
-            getattr(self.strategy, "weighted_by_key", "num-examples"),
-            getattr(self.strategy, "arrayrecord_key", "arrays"),
-        )
-        sent.reply.content = RecordDict({name: sent.arrays.moved(upload.vector), "metrics": MetricRecord({weight: 1})})
-        stepped, metrics = self.strategy.aggregate_train(server_round, [sent.reply])
+        drawn = [updates.get(place, sent.arrays.nothing) for place in sent.drawn.values()]
+        mean = run.release(server_round - 1, drawn, {place: printable(p) for place, p in failures.items()})
+        stepped, metrics = self.strategy.aggregate_train(server_round, [self._reply(sent.arrays, sent.message, mean)])
         missing = [name for name in sent.arrays.layout.names if stepped is None or name not in stepped]
         if stepped is None or missing:
             made = "nothing" if stepped is None else f"a model without {missing[:6]}"
@@ -464,10 +493,10 @@ class CentralDP:
             connected.append(len(set(node_ids)))
             return node_ids
 
-        made = list(self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=nodes)))
+        made = list(self.strategy.configure_train(server_round, arrays, config, _NodesAlone(nodes)))
         messages = {message.metadata.dst_node_id: message for message in made}
         name = type(self.strategy).__name__
-        if not 1 <= len(messages) <= self.clients:
+        if not messages or (self._run is None and len(messages) > self.clients):
             raise ConfigError(f"clients = {self.clients}, and {name} asks {len(messages)} nodes")
         if not connected:
             nodes()
@@ -478,7 +507,45 @@ class CentralDP:
             )
         if len(made) > len(messages):
             raise ConfigError(f"{name} sends {len(made)} messages to {len(messages)} nodes: a client answers once a round")
-        return messages
+        return self._of_clients(messages)
+
+    def _of_clients(self, messages: dict[int, Any]) -> dict[int, Any]:
+        """Return the messages to at most `clients` nodes, those that were asked first; log when their number changes."""
+        self._nodes = list(dict.fromkeys([*self._nodes, *sorted(messages)]))
+        asked = [node for node in self._nodes if node in messages]
+        if len(asked) != self.clients and len(asked) != self._connected:
+            more = "the mean divides by clients x rate, so that updates shrink: give their number as clients"
+            if len(asked) > self.clients:
+                more = f"the {len(asked) - self.clients} that joined last are left out"
+            _log.warning("%d nodes are connected, and clients = %d: %s", len(asked), self.clients, more)
+        self._connected = len(asked)
+        return {node: messages[node] for node in asked[: self.clients]}
+
+    def _rehearse(self, arrays: AppArrays, message: Any, server_round: int) -> None:
+        """Let a copy of the inner strategy step from a mean of zero, before anything is charged.
+
+        Raises:
+            ConfigError: it needs more than a mean, such as metrics of the clients.
+        """
+        try:
+            copied = deepcopy(self.strategy)
+        except Exception:  # it holds what cannot be copied, such as a connection
+            return
+        try:
+            copied.aggregate_train(server_round, [self._reply(arrays, message, arrays.nothing)])
+        except Exception as problem:
+            raise ConfigError(
+                f"{type(self.strategy).__name__} cannot take a step from the mean update alone, and CentralDP gives it no more "
+                f"({problem}): take FedAvg, FedProx, FedAdam or FedAvgM; nothing was charged"
+            ) from problem
+
+    def _reply(self, arrays: AppArrays, message: Any, step: Floats) -> Any:
+        """Return the one reply that the inner strategy gets: the model after a step [d]."""
+        from flwr.app import Message, MetricRecord, RecordDict
+
+        weight = getattr(self.strategy, "weighted_by_key", "num-examples")
+        name = getattr(self.strategy, "arrayrecord_key", "arrays")
+        return Message(RecordDict({name: arrays.moved(step), "metrics": MetricRecord({weight: 1})}), reply_to=message)
 
     def _end(self, why: str, details: str) -> list[Any]:
         """End the run; the details are only logged."""
@@ -537,12 +604,13 @@ How clients train, and on what, fedveil does not know.
 """
 
 
-def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[dict[int, Tensor], dict[int, Exception]]:
+def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[dict[int, Floats], dict[int, Exception]]:
     """Return updates by the node's position, and for the other nodes the reasons why there are none."""
     answers: dict[int, Any] = {}
     for reply in replies:
         answers.setdefault(reply.metadata.src_node_id, reply)
-    updates, failures = {}, dict[int, Exception]()
+    updates: dict[int, Floats] = {}
+    failures: dict[int, Exception] = {}
     for node, place in sent.drawn.items():
         try:
             updates[place] = _usable(run, sent, answers.get(node))
@@ -551,13 +619,13 @@ def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[
     return updates, failures
 
 
-def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
+def _usable(run: AppRun, sent: _Round, reply: Any) -> Floats:
     """Return the update of a reply; raise if it has none that may be released."""
     if reply is None or reply.has_error():
         raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
     update = sent.arrays.update(reply.content)
     if names := sent.arrays.refilled(reply.content):  # depends on values: it must end no charged run
         raise (UpdateRefused if run.history else Misfit)(str(not_constant(names)))
-    if problem := run.door.problem(update, {}):
+    if problem := unfit(update):
         raise UpdateRefused(problem)
     return update

@@ -29,21 +29,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Kind, not_constant
+from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Kind, not_constant, unfit
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError, UpdateRefused
 from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole
 from fedveil.ledger.population_budget import lifetime_budget
-from fedveil.methods.base import Setting, gaussian_plan
-from fedveil.methods.method_registry import method_from
-from fedveil.release.door import Door
+from fedveil.methods.base import gaussian_plan
+from fedveil.platforms.releaser import ITSELF, federation_setting, positive_number, whole_number
+from fedveil.release.array_door import ArrayDoor
 from fedveil.release.noise import Randomness
-from fedveil.training.local import LocalSpec
-from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedveil.deploy.app_arrays import Kinds
+    from fedveil.deploy.app_arrays import Floats, Kinds
     from fedveil.ledger.budgeted_ledger import BudgetedLedger
     from fedveil.mechanism.plan import Plan
 
@@ -91,8 +87,6 @@ def _closure(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False)}
 
 
-ITSELF = 0
-"""Number under which a client counts itself."""
 _OWNER = "lifetime"
 """File that names the owner of the folder's lifetime."""
 _STATE = "fedveil"
@@ -235,13 +229,9 @@ def dp_mod(
         ConfigError: a number is impossible, or the path is relative.
     """
     folder = absolute_path("ledger", ledger)
-    if not (epsilon > 0 and math.isfinite(epsilon) and 0 < delta < 1 and rounds == int(rounds) >= 1):
-        raise ConfigError(
-            f"epsilon = {epsilon}, delta = {delta}, rounds = {rounds}: need epsilon > 0, delta in (0, 1), rounds >= 1"
-        )
-    method = method_from({"name": "dp-fedavg", "clip": clip})
-    setting = Setting(1, 1, int(rounds), "fixed", LocalSpec(), Layout(("model",), ((1,),)), 1, 1, SCOPE, delta, epsilon)
-    plan = gaussian_plan(method.calibrate(setting), clip)
+    numbers = {"clip": clip, "epsilon": epsilon, "delta": delta}
+    clip, epsilon, delta = (positive_number(key, value) for key, value in numbers.items())
+    plan = gaussian_plan(federation_setting(clip, epsilon, delta, whole_number("rounds", rounds), 1, SCOPE), clip)
     return DpMod(plan, epsilon, delta, folder, weight, tuple(untouched))
 
 
@@ -289,8 +279,8 @@ class DpMod:
             if first := arrays.kinds not in earlier:
                 self._begin(run, arrays, around)
             ledger = folder.ledger(self.epsilon, self.delta, SCOPE, run)
-            door = Door(arrays.layout, SCOPE, "flower", ledger, Randomness(0))
-            if not door.admits(self.plan, ITSELF, round):
+            door = ArrayDoor(self.plan, arrays.layout, SCOPE, "flower", ledger, Randomness(0))
+            if not door.admits(ITSELF):
                 raise BudgetExhausted(
                     f"{folder.path}: nothing is left for a release; all nodes, runs and apps that use this file share what it "
                     f"allows"
@@ -301,7 +291,7 @@ class DpMod:
                 folder.remember(run, {**arrays.kinds, **refused})  # a second reply would reveal more
                 if refused:
                     raise not_constant(list(refused))
-            upload = door.upload(_moved(door, arrays, content), self.plan, ITSELF, round)
+            released = door.release(door.encode(_moved(arrays, content)), ITSELF, round)
             folder.note(context)
         except BudgetExhausted as problem:
             _log.warning("refused: %s", problem)
@@ -312,7 +302,7 @@ class DpMod:
         finally:
             if ledger is not None:
                 ledger.close()
-        reply.content = RecordDict({name: arrays.moved(upload.vector), "metrics": MetricRecord({self.weight: 1})})
+        reply.content = RecordDict({name: arrays.moved(released), "metrics": MetricRecord({self.weight: 1})})
         return reply
 
     def _begin(self, run: int, arrays: AppArrays, around: Surroundings) -> None:
@@ -364,13 +354,13 @@ def _trained_content(message: Any, context: Any, call_next: Train) -> Any:
         return None
 
 
-def _moved(door: Door, arrays: AppArrays, content: Any) -> Tensor:
+def _moved(arrays: AppArrays, content: Any) -> Floats:
     """Return the update, or zero if it may not be released."""
     if content is None:
         return arrays.nothing
     try:
         update = arrays.update(content)
-        problem = door.problem(update, {})
+        problem = unfit(update)
     except Exception as misfit:
         problem = str(misfit)
     if problem:

@@ -91,13 +91,11 @@ class LifetimeReleases:
         from fedveil.statement.scope_checks import check_delta
 
         path = Path(self.ledger).expanduser().absolute()
-        numbers = {key: _positive(key, getattr(self, key)) for key in ("clip", "epsilon", "delta")}
-        counts = {key: _count(key, getattr(self, key)) for key in ("rounds", "clients")}
-        seed = None if self.seed is None else _count("seed", self.seed, 0)
+        numbers = {key: positive_number(key, getattr(self, key)) for key in ("clip", "epsilon", "delta")}
+        counts = {key: whole_number(key, getattr(self, key)) for key in ("rounds", "clients")}
+        seed = None if self.seed is None else whole_number("seed", self.seed, 0)
         for key, value in {**numbers, **counts, "ledger": path, "seed": seed}.items():
             object.__setattr__(self, key, value)
-        if self.delta >= 1:
-            raise ConfigError(f"delta = {self.delta:g} is not possible: delta must be below 1", key="delta", value=self.delta)
         check_delta(self.delta, self.clients, self._scope.unit, allow_vacuous_delta=False)
         if not path.parent.is_dir():
             raise ConfigError(f"ledger = '{path}': there is no folder {path.parent}: create it", key="ledger", value=path)
@@ -122,7 +120,7 @@ class LifetimeReleases:
         layout = self._fixed_layout("the statement says how many numbers a release has")
         integers = ", ".join(layout.untouched)
         statement = certify(
-            self._method,
+            _method(self.clip),
             replace(self._setting, layout=layout.flat),
             seeded_noise=self.seed is not None,
             batch_norm=False,
@@ -185,21 +183,8 @@ class LifetimeReleases:
         return Scope(Unit.CLIENT, Adjacency.ZERO_OUT, self._VIEW)
 
     @cached_property
-    def _method(self) -> Method:
-        from fedveil.methods.method_registry import method_from
-
-        return method_from({"name": "dp-fedavg", "clip": self.clip})
-
-    @cached_property
     def _setting(self) -> Setting:
-        """Return the calibrated setting of a federation that releases one number; the noise does not depend on how many."""
-        from fedveil.methods.base import Setting
-        from fedveil.training.local import LocalSpec
-        from fedveil.training.params import Layout
-
-        n, one = self.clients, Layout(("update",), ((1,),))
-        setting = Setting(n, n, self.rounds, "fixed", LocalSpec(), one, 1, 1, self._scope, self.delta, self.epsilon)
-        return self._method.calibrate(setting)
+        return federation_setting(self.clip, self.epsilon, self.delta, self.rounds, self.clients, self._scope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +289,31 @@ class NoisyMean(LifetimeReleases):
         return vector
 
 
-def _positive(key: str, value: object) -> float:
+def federation_setting(clip: float, epsilon: float, delta: float, rounds: int, clients: int, scope: Scope) -> Setting:
+    """Return the setting of a federation all of whose clients release one number a round, with the noise that epsilon needs.
+
+    The noise does not depend on how many numbers are released.
+
+    Raises:
+        ConfigError: delta is not below 1, or no noise is enough.
+    """
+    from fedveil.methods.base import Setting
+    from fedveil.training.local import LocalSpec
+    from fedveil.training.params import Layout
+
+    if delta >= 1:
+        raise ConfigError(f"delta = {delta:g} is not possible: delta must be below 1", key="delta", value=delta)
+    one = Layout(("update",), ((1,),))
+    return _method(clip).calibrate(Setting(clients, clients, rounds, "fixed", LocalSpec(), one, 1, 1, scope, delta, epsilon))
+
+
+def _method(clip: float) -> Method:
+    from fedveil.methods.method_registry import method_from
+
+    return method_from({"name": "dp-fedavg", "clip": clip})
+
+
+def positive_number(key: str, value: object) -> float:
     """Return a finite number > 0 as a float; numpy's scalars are numbers."""
     try:
         if isinstance(value, bool | str | bytes) or not (0 < (number := float(value)) < math.inf):  # type: ignore[arg-type]
@@ -314,7 +323,7 @@ def _positive(key: str, value: object) -> float:
     return number
 
 
-def _count(key: str, value: object, least: int = 1) -> int:
+def whole_number(key: str, value: object, least: int = 1) -> int:
     """Return a whole number as an int; numpy's integers are whole numbers."""
     try:
         if isinstance(value, bool) or (number := operator.index(value)) < least:  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_runner import _TASK_CHECK_RESULT_OK, ClientRunner
 
 import fedveil as fv
-from fedveil.deploy.nvflare import ReleaseFilter
+from fedveil.deploy.nvflare import NoisyAggregator, ReleaseFilter
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 
 TOTAL: dict[str, Any] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-3, "rounds": 3, "clients": 12}
@@ -312,6 +312,15 @@ def test_other_numbers_than_those_of_the_ledger_release_nothing(site: Site, tmp_
     with pytest.raises(ConfigError):
         Site(tmp_path / "ledgers", epsilon=80.0).ran(model(), in_place())
     assert site.charged() == 1
+
+
+@pytest.mark.parametrize("odd", [{"clip": 0}, {"epsilon": np.nan}, {"rounds": 2.5}, {"clients": 0}, {"ledger": "here"}])
+def test_impossible_arguments_are_refused_where_a_job_is_written(odd: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=next(iter(odd))):
+        ReleaseFilter(**{**TOTAL, "ledger": str(tmp_path), **odd})
+    where = {"out": odd["ledger"]} if "ledger" in odd else {"out": str(tmp_path / "run"), **odd}
+    with pytest.raises(ConfigError):
+        NoisyAggregator(**{**TOTAL, **where})
 
 
 def test_the_statement_names_the_ways_round_the_filter(site: Site) -> None:

@@ -11,7 +11,7 @@ nothing else in it (server view). A result that it does not understand is refuse
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,16 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.job_config.defs import FilterType
 
 from fedveil.data.catalogue import Info
+from fedveil.deploy.app_arrays import unfit
 from fedveil.deploy.nvflare_weights import UNTOUCHED, Instruction, SentWeights
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.experiment.public_setting import NVFLARE_JOB
 from fedveil.ledger.files import owner_only_folder
-from fedveil.platforms.releaser import Releaser
+from fedveil.platforms.releaser import Releaser, positive_number, whole_number
 from fedveil.statement.statement_layout import to_markdown
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
+    from fedveil.deploy.app_arrays import Floats
     from fedveil.deploy.central_dp import AppRun
     from fedveil.deploy.nvflare_weights import Arrays
     from fedveil.experiment.config import Config
@@ -75,6 +74,9 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             number of these releases. clients: number of sites of the federation.
         ledger: folder of the site's ledger, SITE.ledger; an absolute path or one that begins with ~.
         untouched: last name parts of arrays that are sent back as they came, whatever their type.
+
+    Raises:
+        ConfigError: a number is impossible, or the path is relative.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         untouched: Sequence[str] = UNTOUCHED,
     ) -> None:
         super().__init__()
-        _require_absolute("ledger", ledger)
+        _require({"clip": clip, "epsilon": epsilon, "delta": delta}, {"rounds": rounds, "clients": clients}, {"ledger": ledger})
         self.clip, self.epsilon, self.delta, self.rounds, self.clients = clip, epsilon, delta, rounds, clients
         self.ledger, self.untouched = ledger, untouched
         self._parameters: dict[str, frozenset[str]] = {}
@@ -202,17 +204,17 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         out: the run directory, which must be new; an absolute path or one that begins with ~.
 
     Raises:
-        ConfigError: a number is impossible.
+        ConfigError: a number is impossible, or the path is relative.
     """
 
     def __init__(self, clip: float, epsilon: float, delta: float, rounds: int, clients: int, out: str) -> None:
         super().__init__()
-        _require_absolute("out", out)
+        _require({"clip": clip, "epsilon": epsilon, "delta": delta}, {"rounds": rounds, "clients": clients}, {"out": out})
         self.clip, self.epsilon, self.delta, self.rounds, self.clients, self.out = clip, epsilon, delta, rounds, clients, out
         self._run: AppRun | None = None
         self._instruction: Instruction | None = None
         self._places: dict[str, int] = {}
-        self._updates: dict[int, Tensor] = {}
+        self._updates: dict[int, Floats] = {}
         self._failures: dict[int, str] = {}
         self._full = True
 
@@ -238,20 +240,17 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
 
     def accept_model(self, model: FLModel) -> None:
         """Keep a site's update; one that may not be released counts as zero."""
-        import torch
-
         site = (model.meta or {}).get("client_name") or self.fl_ctx.get_peer_context().get_identity_name()
         place = self._places.setdefault(site, len(self._places))
         if place >= self.clients or place in self._updates or place in self._failures:
             _log.warning("a result of %s is ignored: clients = %d, and each answers once a round", site, self.clients)
             return
+        self._full = model.params_type != ParamsType.DIFF
         try:
-            run = self._begun()
-            self._full = model.params_type != ParamsType.DIFF
             vector = self._vector(SentWeights(model.params or {}, self._full, model.meta or {}, _unwrapped))
-            if problem := run.door.problem(update := torch.from_numpy(vector), {}):
+            if problem := unfit(vector):
                 raise UpdateRefused(problem)
-            self._updates[place] = update
+            self._updates[place] = vector
         except UpdateRefused as problem:
             self._failures[place] = str(problem)
             _log.warning("the result of %s counts as zero: %s", site, problem)
@@ -264,13 +263,14 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         """
         run, instruction = self._begun(), self._instruction
         assert instruction is not None
-        if not run.admits(done := len(run.history)):
+        done, zero = len(run.history), np.zeros(run.setting.layout.dimension, np.float32)
+        if not run.admits():
             raise BudgetExhausted(f"round {done}: the {self.rounds} rounds that the noise is for are spent")
         absent = {place: "no result" for place in range(self.clients) if place not in self._updates}
-        contributions = [run.door.seal(self._updates.get(place), run.plan, place, done) for place in range(self.clients)]
-        upload = run.release(done, contributions, absent | self._failures)
-        parts = zip(run.setting.layout.names, run.setting.layout.split(upload.vector), strict=True)
-        left = {name: part.numpy().reshape(instruction.arrays[name].shape) for name, part in parts}
+        mean = run.release(done, [self._updates.get(n, zero) for n in range(self.clients)], absent | self._failures)
+        parts = np.split(mean, np.cumsum(run.setting.layout.sizes)[:-1])
+        named = dict(zip(run.setting.layout.names, parts, strict=True))
+        left = {name: part.reshape(instruction.arrays[name].shape) for name, part in named.items()}
         kind = ParamsType.FULL if self._full else ParamsType.DIFF
         return FLModel(kind, instruction.answered(list(instruction.arrays), left, full=self._full), meta={})
 
@@ -298,7 +298,7 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         }
         return matching_configuration(sections, self.clients, Layout.of(shapes), data=_DATA)
 
-    def _vector(self, weights: SentWeights) -> NDArray[np.float32]:
+    def _vector(self, weights: SentWeights) -> Floats:
         """Return by how much training moved all parameters, as one vector; parameters that a result lacks did not move."""
         assert self._instruction is not None
         moved, arrays = self._instruction.moved(weights), self._instruction.arrays
@@ -313,9 +313,15 @@ def _never_runs(tasks: Sequence[str]) -> str:
     return ""
 
 
-def _require_absolute(key: str, path: str) -> None:
-    if not Path(path).expanduser().is_absolute():
-        raise ConfigError(f"{key} = {path!r}: give an absolute path or one with ~, since NVFlare runs jobs in folders of its own")
+def _require(numbers: Mapping[str, object], counts: Mapping[str, object], paths: Mapping[str, str]) -> None:
+    """Refuse arguments that are impossible where a job is written, and not only where it runs."""
+    for key, value in numbers.items():
+        positive_number(key, value)
+    for key, value in counts.items():
+        whole_number(key, value)
+    for key, path in paths.items():
+        if not Path(path).expanduser().is_absolute():
+            raise ConfigError(f"{key} = {path!r}: give an absolute path or one with ~; NVFlare runs jobs in folders of its own")
 
 
 def _unwrapped(values: dict[str, Any]) -> DXO:

@@ -9,7 +9,6 @@ import pytest
 VARIABLE = "FEDVEIL_RUN_ALL"
 MAY_SKIP = (
     "needs a GPU",
-    "needs nvflare",
     "needs peft",
     "needs polars",
     "needs torchvision",

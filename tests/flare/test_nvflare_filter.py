@@ -18,13 +18,15 @@ pytest.importorskip("nvflare", reason="needs nvflare (pip install 'fedveil[nvfla
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ProcessType, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.task_utils import apply_filters
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.app_constant import AlgorithmConstants
 from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_runner import _TASK_CHECK_RESULT_OK, ClientRunner
 
@@ -149,6 +151,16 @@ def test_a_filter_for_every_task_ends_the_job(tmp_path: Path, monkeypatch: pytes
     assert "name each" in problems[0]
     with pytest.raises(ConfigError, match="name each"):
         made.add_to_fed_job(SimpleNamespace(), None, tasks=["*"])
+
+
+def test_a_filter_at_the_server_is_refused(site: Site) -> None:
+    job = FedJob(name="job", min_clients=1)
+    with pytest.raises(ValueError, match="can only be assigned"):
+        job.to_server(site.filter, filter_type=FilterType.TASK_RESULT)
+    context = site.contexts.new_context()
+    context.set_prop(FLContextKey.PROCESS_TYPE, ProcessType.SERVER_JOB, private=True, sticky=False)
+    with pytest.raises(UpdateRefused, match="for sites"):
+        apply_filters("task_result_filters", Shareable(), context, {"train/in": [site.filter]}, "train", FilterKey.IN)
 
 
 @pytest.mark.parametrize("code", [ReturnCode.EXECUTION_EXCEPTION, ReturnCode.BAD_TASK_DATA, "secret"])

@@ -20,11 +20,11 @@ import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ProcessType, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
-from nvflare.job_config.defs import FilterType
+from nvflare.job_config.defs import FilterType, JobTargetType
 
 from fedveil.data.catalogue import Info
 from fedveil.deploy.app_arrays import unfit
@@ -96,6 +96,10 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         self._parameters: dict[str, frozenset[str]] = {}
         self._releasers: dict[str, tuple[list[str], Releaser]] = {}
 
+    def get_job_target_type(self) -> str:
+        """Return the kind of machine that it is for; NVFlare refuses it elsewhere."""
+        return str(JobTargetType.CLIENT)
+
     def add_to_fed_job(self, job: Any, ctx: Any, filter_type: str = FilterType.TASK_RESULT, tasks: Any = None) -> None:
         """Add this filter to a job, for results of the tasks that are named; by default those of "train".
 
@@ -129,6 +133,8 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         Raises:
             FedveilError: the result is refused. The message has names, types and shapes, and no values.
         """
+        if fl_ctx.get_prop(FLContextKey.PROCESS_TYPE) == ProcessType.SERVER_JOB:
+            raise UpdateRefused("a ReleaseFilter is for sites: what the server filters has already left them")
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
             return self._kept(shareable, fl_ctx)
         instruction = fl_ctx.get_prop(_REFERENCE)

@@ -34,7 +34,7 @@ PARTS = {
     "training": ("Statement", {"statement"}),
     "models": ("Models and tasks", {"models", "tasks"}),
     "methods": ("Methods", {"methods", "papers"}),
-    "flower": ("Inside Flower", {"deploy"}),
+    "flower": ("Inside Flower and other platforms", {"deploy", "platforms"}),
     "errors": ("Errors", {"errors"}),
 }
 """Pages of the reference: title, and the rooms whose public names they list."""

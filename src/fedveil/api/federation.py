@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.accounting.types import at_least, at_most
-from fedveil.api.run import History, Run, Statement, open_run
+from fedveil.api.run import History, Run, open_run
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
@@ -17,6 +17,7 @@ from fedveil.experiment.config_files import load_config
 from fedveil.experiment.data_card import HandedOver
 from fedveil.experiment.sections import DataSection, Privacy, PublicSection, RunSection, Training
 from fedveil.methods.base import MethodConfig
+from fedveil.statement.statement_layout import PrintedStatement
 from fedveil.statement.statement_text import variant_of
 from fedveil.tasks.task import Task
 
@@ -97,7 +98,7 @@ class Federation:
         """
         return self.from_config(replace(self.config, {key.replace("__", "."): value for key, value in changes.items()}))
 
-    def certify(self, data: Dataset | None = None) -> Statement:
+    def certify(self, data: Dataset | None = None) -> PrintedStatement:
         """Return the privacy statement: claimed and proven epsilon in every view. Nothing is trained.
 
         Args:
@@ -106,7 +107,7 @@ class Federation:
         Raises:
             ConfigError: the run cannot be made as configured.
         """
-        return Statement.of(certify_config(self.config, data))
+        return PrintedStatement.of(certify_config(self.config, data))
 
     def fit(
         self,

@@ -20,8 +20,7 @@ from fedveil.experiment.own_model import built
 from fedveil.experiment.public_setting import model_seed, task_of
 from fedveil.experiment.recorded_run import RunData, read_run
 from fedveil.experiment.verification import verification
-from fedveil.statement.statement_layout import PrintedStatement as Statement
-from fedveil.statement.statement_layout import read_statement
+from fedveil.statement.statement_layout import PrintedStatement, read_statement
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,9 +148,9 @@ class Run:
         return {name: float(value) for name, value in tested.items() if value is not None}
 
     @property
-    def privacy(self) -> Statement:
+    def privacy(self) -> PrintedStatement:
         """The privacy statement, with the audits so far: `run.privacy.proven.epsilon`."""
-        return Statement.of(read_statement(self.path))
+        return PrintedStatement.of(read_statement(self.path))
 
     def predict(self, new: Any) -> NDArray[Any]:
         """Return the model's answer for each example.
@@ -192,7 +191,7 @@ class Run:
 
         return plot_run(self.path, [what] if isinstance(what, str) else what, out)
 
-    def audit(self, n: int = 1000, *, confidence: float = 0.95, canaries: int = 0) -> Statement:
+    def audit(self, n: int = 1000, *, confidence: float = 0.95, canaries: int = 0) -> PrintedStatement:
         """Attack the mechanism, keep the lower bounds on epsilon with the run, and return the statement with them.
 
         Args:
@@ -200,7 +199,9 @@ class Run:
         """
         from fedveil.attacks.audit_run import audit_run
 
-        return Statement.of(audit_run(self.path, n=n, confidence=confidence, canaries=canaries, handed_over=self._handed_over))
+        return PrintedStatement.of(
+            audit_run(self.path, n=n, confidence=confidence, canaries=canaries, handed_over=self._handed_over)
+        )
 
     def attack(self, kind: str, *, out: str | Path | None = None, **options: Any) -> FinishedAttack:
         """Attack what the run released, such as `run.attack("ig", images=4)`.

@@ -376,11 +376,15 @@ class CentralDP:
         try:
             result = Strategy.start(self, grid, initial_arrays, num_rounds, *more, **options)
         except BaseException:
-            if self._run is not None:
-                self._run.close()
+            self._disconnect()
             raise
         self.close()
         return result
+
+    def _disconnect(self) -> None:
+        """Close the connection to the ledger, and leave the run directory without a closing."""
+        if self._run is not None:
+            self._run.close()
 
     def close(self) -> str:
         """Close the run directory and return the closing digest, empty if no round was begun.

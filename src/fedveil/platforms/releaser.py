@@ -85,7 +85,7 @@ class LifetimeReleases:
     seed: int | None = None
     _layouts: dict[str, ArrayLayout] = field(default_factory=dict, init=False, repr=False)
 
-    _VIEW: ClassVar[str]
+    _VIEW: ClassVar[View]
 
     def __post_init__(self) -> None:
         from fedveil.statement.scope_checks import check_delta

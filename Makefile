@@ -24,7 +24,7 @@ test: $(STAMP) lint types
 	$(PYTEST)
 
 # The inner loop: the rooms below the engines, the house, the documentation, and whole runs by the program that spend a budget.
-CORE := accounting papers ledger data tasks training release models methods federation configuration statement
+CORE := accounting papers ledger data tasks training release models methods federation configuration statement platforms
 fast: $(STAMP)
 	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/run/test_run_budget.py
 

@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedProx, Strategy
+from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedProx, QFedAvg, Strategy
 
 import fedveil as fv
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
@@ -27,7 +27,7 @@ from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.experiment.published_copy import publish
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget, spending
-from flower_apps import AppGrid, added, answer, arrays, model
+from flower_apps import AppGrid, added, answer, arrays, context, model
 
 CLEAR: dict[str, Any] = {"clip": 1.0, "clients": 8, "rate": 1.0, "rounds": 2, "noise_multiplier": 1e-4, "delta": 1e-2}
 """Next to no noise, so that what the strategy makes of the mean can be read."""
@@ -619,3 +619,68 @@ def test_a_metric_of_clients_is_not_in_the_public_part(tmp_path: Path) -> None:
     assert "train_loss" not in public
     assert "participants" not in (tmp_path / "run" / "history.csv").read_text()
     assert MetricRecord not in map(type, private(tmp_path))
+
+
+class Polling(FedAvg):
+    """Asks its clients while it configures a round."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        grid.send_and_receive([])
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"), [(QFedAvg(client_learning_rate=0.1), "nothing was charged"), (Polling(), "grid.send_and_receive")]
+)
+def test_a_strategy_that_needs_more_than_the_mean_is_refused_before_any_charge(
+    strategy: Strategy, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        central(tmp_path, strategy).start(AppGrid(app(), 8), model(), CLEAR["rounds"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_broke_off_is_not_started_again(tmp_path: Path) -> None:
+    def breaks(server_round: int, arrays: Any) -> None:
+        if server_round == 1:
+            raise OSError("the disk is full")
+
+    run, grid = central(tmp_path), AppGrid(app(), 8)
+    with pytest.raises(OSError, match="the disk is full"):
+        run.start(grid, model(), CLEAR["rounds"], evaluate_fn=breaks)
+    with pytest.raises(ConfigError, match="has begun its run"):
+        run.start(grid, model(), CLEAR["rounds"])
+    assert len(rows(tmp_path)) == 1
+    assert fv.verification(tmp_path / "run").exit_status != 1
+
+
+def test_a_loop_of_ones_own_closes_and_verifies(tmp_path: Path) -> None:
+    run, grid, arrays = central(tmp_path), AppGrid(app(), 8), model()
+    for i in range(1, CLEAR["rounds"] + 1):
+        arrays, _ = run.aggregate_train(i, grid.send_and_receive(run.configure_train(i, arrays, ConfigRecord(), grid)))
+    assert run.close() == run.close() != ""
+    assert fv.verification(tmp_path / "run").exit_status == 0
+
+
+def test_a_node_more_is_left_out_and_fewer_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid, run = AppGrid(app(), 8), central(tmp_path)
+
+    def joins(server_round: int, arrays: Any) -> None:
+        if server_round == 1:
+            grid.contexts[50] = context(50, 50)
+            grid.nodes = 9
+
+    run.start(grid, model(), CLEAR["rounds"], evaluate_fn=joins)
+    assert len(rows(tmp_path)) == CLEAR["rounds"]
+    assert all(50 not in asked for asked in grid.asked)
+    assert "the 1 that joined last are left out" in warned(caplog)
+    (tmp_path / "few").mkdir()
+    central(tmp_path / "few", clients=16).start(AppGrid(app(), 8), model(), CLEAR["rounds"])
+    assert "8 nodes are connected, and clients = 16" in warned(caplog)
+
+
+def test_it_is_a_drop_in_for_the_strategy_inside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = central(tmp_path, FedAvg(min_available_nodes=3), clients=np.int64(8), clip=np.float32(1))
+    assert run.min_available_nodes == 3
+    run.start(AppGrid(app(), 8), model(), CLEAR["rounds"], 60.0)
+    assert "closing digest" in warned(caplog)

@@ -237,6 +237,24 @@ def test_copies_threads_and_forks_share_the_lifetime(tmp_path: Path) -> None:
     assert released(tmp_path) == 6
 
 
+def test_first_releases_at_once_share_one_new_ledger(tmp_path: Path) -> None:
+    releasers, counted = [releaser(tmp_path, like=update()) for _ in range(5)], []
+
+    def work(release: fv.Releaser) -> None:
+        try:
+            release(update())
+            counted.append(1)
+        except fv.BudgetExhausted:
+            pass
+
+    threads = [threading.Thread(target=work, args=(release,)) for release in releasers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counted) == released(tmp_path) == 3
+
+
 @pytest.mark.heavy
 def test_a_kill_between_charge_and_answer_is_charged(tmp_path: Path) -> None:
     program = f"""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
+from fedveil.errors import BudgetExhausted, ConfigError, LedgerError, UpdateRefused
 from fedveil.platforms.array_layout import ArrayLayout
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ ITSELF = 0
 AGGREGATE = -1
 """Number under which the ledger counts all clients together."""
 _FIRST = "first"
+_ATTEMPTS = 50
+"""Tries to create a ledger that another process may be creating, 20 ms apart."""
 _ASSUMED = (
     (
         "the update depends on the data of its client alone, and is all that the program sends of them",
@@ -103,7 +106,7 @@ class LifetimeReleases:
             self._layouts[_FIRST] = ArrayLayout.of(self.like)
             object.__setattr__(self, "like", None)
         _ = self.noise_std  # refuses numbers for which no noise exists
-        if path.exists():
+        if _exists(path):
             self._lifetime()
 
     @property
@@ -174,9 +177,29 @@ class LifetimeReleases:
             ledger.close()
 
     def _lifetime(self) -> PopulationBudget:
-        from fedveil.ledger.population_budget import lifetime_budget
+        """Return the lifetime budget of the ledger, which the first release creates, in whatever process."""
+        from fedveil.ledger.filters import GdpFilter
+        from fedveil.ledger.population_budget import create_budget, open_budget
 
-        return lifetime_budget(Path(self.ledger), self.epsilon, self.delta, self._scope)
+        path = Path(self.ledger)
+        for attempt in range(_ATTEMPTS):
+            if _exists(path):
+                break
+            try:
+                create_budget(path, self.epsilon, self.delta, self._scope)
+            except LedgerError:  # another process may be creating it
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(0.02)
+        budget = open_budget(path)
+        if (budget.cap, budget.scope) != (GdpFilter(self.epsilon, self.delta, ignore_sampling=True), self._scope):
+            raise ConfigError(
+                f"epsilon = {self.epsilon:g} at delta = {self.delta:g} ({self._scope}) is not what {path} was made with, "
+                f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts",
+                key="ledger",
+                value=path,
+            )
+        return budget
 
     @property
     def _scope(self) -> Scope:
@@ -311,6 +334,11 @@ def _method(clip: float) -> Method:
     from fedveil.methods.method_registry import method_from
 
     return method_from({"name": "dp-fedavg", "clip": clip})
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a ledger is there, or a file that is left of one."""
+    return path.exists() or path.with_name(f"{path.name}-head").exists()
 
 
 def positive_number(key: str, value: object) -> float:

@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt examples/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,dev,flower,docs]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,dev,flower,nvflare,docs]'
 	$(BIN)/python -m pip install -q --no-deps -r examples/requirements.txt
 	@touch $(STAMP)
 

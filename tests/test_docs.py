@@ -44,7 +44,9 @@ def there(name: str) -> bool:
     for end in range(len(parts), 0, -1):
         try:
             module = importlib.import_module(".".join(parts[:end]))
-        except ImportError:
+        except ImportError as problem:
+            if problem.name and not problem.name.startswith("fedveil"):  # of an extra that is not installed
+                return not parts[end:] or parts[end] in defined(SOURCE.joinpath(*parts[1:end]).with_suffix(".py"))
             continue
         try:
             reduce(getattr, parts[end:], module)

@@ -100,6 +100,7 @@ _OPTIONAL = {
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
     "flower": ("flwr", "clients on machines of their own"),
+    "nvflare": ("nvflare", "noise in jobs of NVFlare"),
     "parquet": ("pyarrow", "tables in Parquet files"),
 }
 """Extras of `pip install fedveil[...]`, each with its package and purpose."""

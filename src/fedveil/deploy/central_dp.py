@@ -89,29 +89,31 @@ DATA = Info(
     FLOWER_APP, "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
 )
 """Placeholder for data about which fedveil knows nothing."""
+_CLASSES = {"flower": "Flower app", "nvflare": "NVFlare job"}
 _UNKNOWN = (
-    "of a Flower app fedveil knows the number of clients and the shapes of the model; examples, labels, sizes and normalisation "
+    "of this program fedveil knows the number of clients and the shapes of the model; examples, labels, sizes and normalisation "
     "below stand for nothing"
 )
 
 
 def matching_configuration(
-    sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout, *, evaluate: bool = False
+    sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout, *, evaluate: bool = False, data: Info = DATA
 ) -> Config:
-    """Return the fedveil configuration whose releases match those of a Flower app.
+    """Return the fedveil configuration whose releases match those of a program that fedveil does not run.
 
     Args:
         sections: known values of method, training, privacy and run. evaluate: whether clients evaluate, in addition to the
-            releases.
+            releases. data: placeholder that names the kind of program, by default a Flower app.
 
     Raises:
         ConfigError: a value is impossible.
     """
     shapes = dict(zip(layout.names, map(list, layout.shapes), strict=True))
-    partition = {"kind": "flower", "clients": clients, **({"evaluate": True} if evaluate else {})}
-    data = {"name": DATA.name, "handed_over": ["data", "partition"], "partition": partition}
-    model = {"name": HANDED_OVER, "recorded": {"class": "Flower app", "shapes": shapes}}
-    return parse({"data": data, "model": model, **{name: dict(section) for name, section in sections.items()}})
+    kind = data.name.partition("-")[0]
+    partition = {"kind": kind, "clients": clients, **({"evaluate": True} if evaluate else {})}
+    section = {"name": data.name, "handed_over": ["data", "partition"], "partition": partition}
+    model = {"name": HANDED_OVER, "recorded": {"class": _CLASSES[kind], "shapes": shapes}}
+    return parse({"data": section, "model": model, **{name: dict(section) for name, section in sections.items()}})
 
 
 @dataclass
@@ -132,17 +134,17 @@ class AppRun:
     _started: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def begin(cls, path: Path, config: Config, clients: int, page: str) -> AppRun:
+    def begin(cls, path: Path, config: Config, clients: int, page: str, data: Info = DATA) -> AppRun:
         """Write what a run writes before training, its ledger last.
 
         Args:
-            page: the text of `flower.md`.
+            page: the text of `flower.md` or `nvflare.md`. data: as in `matching_configuration`.
 
         Raises:
             ConfigError: `path` exists, or the numbers are impossible (delta >= 1 / clients, for one).
             BudgetExhausted: the planned cost does not fit into the shared budget.
         """
-        experiment = resolve(config, Population(DATA, clients, 0))
+        experiment = resolve(config, Population(data, clients, 0))
         method, setting, statement = experiment.method, experiment.setting, experiment.statement
         run, shared = new_run_id(), shared_budget(experiment)
         if shared is not None:
@@ -153,8 +155,8 @@ class AppRun:
         rundir.write_json(path / "statement.json", to_dict(statement))
         rundir.write_text(path / "statement.md", to_markdown(statement))
         new_salt(path)
-        rundir.write_json(path / CARD, _card(clients))
-        rundir.write_text(path / "flower.md", page)
+        rundir.write_json(path / CARD, _card(data, clients))
+        rundir.write_text(path / f"{data.name.partition('-')[0]}.md", page)
         Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
         population = None if shared is None else shared.ledger(run)
         ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), experiment.seeded_noise, population=population)
@@ -232,16 +234,16 @@ def _written(config: Mapping[str, Any]) -> str:
     return tomli_w.dumps({"data": data, **recorded, "training": training, "run": run})
 
 
-def _card(clients: int) -> dict[str, Any]:
+def _card(data: Info, clients: int) -> dict[str, Any]:
     card = {
-        "name": DATA.name,
-        "source": DATA.source,
+        "name": data.name,
+        "source": data.source,
         "unknown": _UNKNOWN,
-        "examples": {"shape": list(DATA.input_shape)},
-        "labels": {"shape": [], "dtype": "int64", "classes": DATA.classes},
+        "examples": {"shape": list(data.input_shape)},
+        "labels": {"shape": [], "dtype": "int64", "classes": data.classes},
         "train_examples": 0,
         "test_examples": 0,
-        "normalisation": {"scale": DATA.scale, "mean": list(DATA.mean), "std": list(DATA.std)},
+        "normalisation": {"scale": data.scale, "mean": list(data.mean), "std": list(data.std)},
         "clients": clients,
         "nominal_examples_per_client": 0,
     }

@@ -71,8 +71,8 @@ def require_new(path: Path) -> None:
 
 
 def _is_interrupted(path: Path) -> bool:
-    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
-    return exists == [True, True, False, False]  # the run of a Flower app cannot be resumed
+    exists = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md", "nvflare.md")]
+    return exists == [True, True, False, False, False]  # the run of a Flower app cannot be resumed
 
 
 def _says_none(ledger: Path) -> bool:

@@ -34,6 +34,10 @@ from fedveil.training.params import Layout
 
 FLOWER_APP = "flower-app"
 """Name of the data in a run of a Flower app (`CentralDP`): the clients' own, which fedveil cannot read."""
+NVFLARE_JOB = "nvflare-job"
+"""Name of the data in a run of an NVFlare job (`NoisyAggregator`)."""
+UNSEEN = {FLOWER_APP: "a Flower app (CentralDP)", NVFLARE_JOB: "an NVFlare job (NoisyAggregator)"}
+"""Programs that fedveil does not run, by the name of their data."""
 
 
 def method_of(config: Config) -> Method:
@@ -65,9 +69,9 @@ def require_handed_over(section: DataSection, data: object = None, partition: ob
     """
     now = {"data": data, "partition": partition}
     missing = [name for name in section.handed_over if now[name] is None]
-    if missing and section.name == FLOWER_APP:
+    if missing and section.name in UNSEEN:
         raise ConfigError(
-            f"data.name = {FLOWER_APP!r}: a run of a Flower app (CentralDP), of which fedveil has neither the clients' data nor "
+            f"data.name = {section.name!r}: a run of {UNSEEN[section.name]}, of which fedveil has neither the clients' data nor "
             f"their training, and this needs both: take a configuration with its sections method, training and privacy, and data "
             f"that are here"
         )

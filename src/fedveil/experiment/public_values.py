@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.types import Unit
 from fedveil.data.features import NETWORKS, SHAPES
 from fedveil.experiment.model_section import HANDED_OVER
-from fedveil.experiment.public_setting import FLOWER_APP, method_of, task_of
+from fedveil.experiment.public_setting import FLOWER_APP, NVFLARE_JOB, UNSEEN, method_of, task_of
 from fedveil.methods.method import is_user_defined
 from fedveil.statement.statement import Assumption
 
@@ -40,7 +40,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     custom = is_user_defined(method_of(config)) or task_of(config).is_user_defined
     user_defined = custom or not network.built_in or data.features_of or config.data.code
-    if user_defined and config.data.name != FLOWER_APP:
+    if user_defined and config.data.name not in UNSEEN:
         assumptions.append(_own_code(config, data=bool(data.features_of or config.data.code)))
     if data.counted:
         assumptions.append(
@@ -54,8 +54,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         assumptions.append(_people(data.users, kind))
     if data.features_of:
         assumptions.append(_network(data.features_of))
-    if config.data.name == FLOWER_APP:
-        assumptions += _FLOWER
+    assumptions += _PROGRAMS.get(config.data.name, ())
     if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
         assumptions.append(_APART)
     return (*assumptions, *_features(config))
@@ -68,7 +67,7 @@ def beside_the_releases(config: Config) -> tuple[str, ...]:
             "clients evaluate, and what they answer (metrics) leaves without clip or noise: no epsilon of this statement covers "
             "it",
         )
-    return ()
+    return (_NVFLARE_BESIDE,) if config.data.name == NVFLARE_JOB else ()
 
 
 _FLOWER = (
@@ -85,7 +84,18 @@ _FLOWER = (
         "a run in which no reply has had them ends, which everybody sees",
     ),
 )
-"""Assumptions that a run of a Flower app makes about the app."""
+_NVFLARE = (
+    Assumption(
+        "the training of each site depends on its own data and the models that it was sent: fedveil neither runs nor isolates it",
+        "what it kept of another site would pass by clip and noise",
+    ),
+)
+_NVFLARE_BESIDE = (
+    "sites of NVFlare also send metrics and numbers of examples: the server's model selection, metrics files, statistics and "
+    "logs read them without clip or noise, and no epsilon of this statement covers what these publish"
+)
+_PROGRAMS = {FLOWER_APP: _FLOWER, NVFLARE_JOB: _NVFLARE}
+"""Assumptions about programs that fedveil does not run, by the name of their data."""
 
 
 def _own_code(config: Config, *, data: bool) -> Assumption:

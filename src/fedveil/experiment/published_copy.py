@@ -20,7 +20,7 @@ from fedveil.statement.statement_layout import AUDITS
 
 LEDGER = "ledger.sqlite"
 PUBLIC = (
-    *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md"),
+    *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md", "nvflare.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
 """Files that are copied unchanged; ledger and audits are copied without their private parts."""

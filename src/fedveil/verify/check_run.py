@@ -93,7 +93,10 @@ def verify_ledger(path: str | Path, *, on_step: Callable[[int, int], None] | Non
 
 
 def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
-    """Name the messages of clients of a Flower app that are not releases."""
+    """Name the messages of a program that fedveil does not run that are not releases."""
+    if data["name"] == "nvflare-job":
+        left = "metrics and numbers of examples that sites send to the server, and what its other components publish of them"
+        findings.append(Finding("trust", "outside the aggregator", left))
     if data["name"] == "flower-app":
         asked = "that the app asked its clients nothing by messages of its own, which they answer without noise: whoever wrote it"
         findings.append(Finding("trust", "outside the strategy", asked))

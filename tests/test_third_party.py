@@ -143,12 +143,12 @@ def test_reading_a_configuration_imports_nothing_of_theirs(site: Path, tmp_path:
 def test_a_client_runs_their_code_only_where_it_trusts_the_distribution(site: Path, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     program = f"""
-from fedveil.deploy.consent import Consent, ConsentRefused, judged
+from fedveil.deploy.consent import Consent, ConsentRefused, check_offer
 from fedveil.experiment.config_files import load_config
 def asked(trust, *overrides):
     consent = dict(data=dict(part=0), lifetime=dict(aggregate=dict(epsilon=10, delta=1e-3)), trust=trust)
     try:
-        return judged(Consent.model_validate(consent), load_config({str(tmp_path / "c.toml")!r}, overrides)).method.name
+        return check_offer(Consent.model_validate(consent), load_config({str(tmp_path / "c.toml")!r}, overrides)).method.name
     except ConsentRefused as refused:
         return str(refused)
 found = [asked([]), asked(["others"]), "their_methods" in sys.modules]
@@ -219,7 +219,7 @@ from fedveil.methods.method_registry import METHODS
 statement = fv.certify(parse({"method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 8.0}}))
 print(json.dumps([len(METHODS), names(), statement.proven.epsilon <= 8]))
 """
-    assert answer(tmp_path, program) == [8, [], True]
+    assert answer(tmp_path, program) == [9, [], True]
 
 
 def test_certifying_a_general_method_loads_no_paper(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize("program", [pytest.param("forked", marks=forks), pytest.param("started", marks=pytest.mark.slow)])
 def test_the_python_example_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
-    new_project("homes", tmp_path, "regression")  # as the sentence below the example says
+    (printed,) = re.findall(r"```text\n(.*?)```", README, flags=re.S)
+    new_project("homes", tmp_path, "regression")  # as the sentence above the example says
     monkeypatch.chdir(tmp_path)
     if program == "forked":
         with ForkedProgram(lambda: exec(example, {"__name__": "__main__"})) as script:
@@ -31,9 +31,17 @@ def test_the_python_example_runs(program: str, tmp_path: Path, monkeypatch: pyte
         done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False, timeout=200)
         status, output = done.returncode, done.stdout + done.stderr
     assert status == 0, output
-    error, epsilon = map(float, re.findall(r"(?:error|epsilon) ([\d.]+)", output))
-    assert error < 15
-    assert 3.9 < epsilon <= 4
+    lines = [line.rstrip() for line in output.strip().splitlines()]
+    assert lines[: printed.count("\n")] == printed.splitlines(), "the README shows what the example prints"
+    predictions = [float(number) for number in re.findall(r"-?\d+\.\d+", output[output.rindex("[") :])]
+    assert len(predictions) == 5
+    assert all(-50 < one < 150 for one in predictions), "kWh of a household"
+
+
+def test_the_readme_fits_on_a_screen_and_a_half() -> None:
+    assert README.count("\n") <= 120
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert len(example.splitlines()) <= 18
 
 
 def test_every_link_of_the_documentation_leads_to_a_file() -> None:

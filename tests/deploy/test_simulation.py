@@ -25,7 +25,7 @@ METHODS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 
 def test_without_flower_the_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flower\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[train,flower\]'"):
         run(config({"name": "dp-fedavg"}, run={"engine": "flower"}), tmp_path / "out", data=small_digits())
 
 

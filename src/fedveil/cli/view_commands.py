@@ -16,6 +16,7 @@ from fedveil.cli.command_options import (
     method_names,
     print_json,
     print_table,
+    require_run,
     require_there,
 )
 
@@ -100,7 +101,10 @@ def report(
 
 @commands.command(epilog="Example: fedveil plot runs/first --what accuracy,noise")
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run directory; several with --against.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run directory; several with --against.", callback=checked(lambda runs: [*map(require_run, runs)])),
+    ],
     what: Annotated[
         str | None,
         typer.Option(

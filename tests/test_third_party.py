@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +233,32 @@ deep = [m for m in sys.modules if m.startswith(("fedveil.papers.", "fedveil.depl
 print(json.dumps([m for m in deep if not (m.startswith("fedveil.papers.") and m.count(".") == 2)]))
 """
     assert answer(tmp_path, program) == []
+
+
+@pytest.mark.heavy
+def test_the_package_of_the_page_attacks_reads_data_and_draws_a_chart(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
+    files = dict(re.findall(r"^```\w+\n# ([\w./]+)\n(.*?)^```$", page, flags=re.S | re.M))
+    site = tmp_path / "site"
+    install(site, "my-fed", tomllib.loads(files.pop("pyproject.toml"))["project"]["entry-points"]["fedveil"], "0.1")
+    (site / "my_fed").mkdir()
+    (site / "my_fed" / "__init__.py").touch()
+    for name, text in files.items():
+        (site / name).write_text(text)
+    (tmp_path / "c.toml").write_text(
+        '[data]\nname = "blobs"\npartition = { kind = "users" }\n[model]\nname = "linear"\n[method]\nname = "measured"\n[training]\nrounds = 3\n'
+        'clients_per_round = 20\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\nview = "server"\n'
+    )
+    found = answer(
+        site,
+        f"""
+import fedveil as fv
+run = fv.Federation.from_toml({str(tmp_path / "c.toml")!r}).fit(out={str(tmp_path / "run")!r}, seed=1)
+attack = run.attack("sign", images=20)
+page = run.report()
+print(json.dumps([run.history[-1]["released_norm"], "Norm of the release" in open(page).read(), run.verify().outcome]))
+""",
+    )
+    assert found[0] > 0
+    assert found[1:] == [True, "verified"]
+    assert "labels_right" in (tmp_path / "run" / "attack-sign.json").read_text()

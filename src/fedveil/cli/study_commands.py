@@ -81,12 +81,12 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
+    shared = configuration(config, preset, overrides, trust_plugins)  # its plugins may bring methods
     _require_methods(methods)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.drawing import Paper
     from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
 
-    shared = configuration(config, preset, overrides, trust_plugins)
     spec = ComparisonSpec(
         shared,
         split_list(methods),

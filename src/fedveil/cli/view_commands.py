@@ -16,9 +16,9 @@ from fedveil.cli.command_options import (
     method_names,
     print_json,
     print_table,
-    require_run,
     require_there,
 )
+from fedveil.experiment.given_paths import require_run
 
 commands = typer.Typer()
 

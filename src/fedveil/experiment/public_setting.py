@@ -320,7 +320,10 @@ def layout_of(config: Config, data: Info) -> Layout:
 
 
 def with_model_facts(config: Config, data: Info) -> Config:
-    """Return the configuration with the recorded facts about its model; the model is built for that unless it is plain."""
+    """Return the configuration with the sizes and properties of its model recorded in it.
+
+    The model is built for that. A built-in model that is trained as a whole (`network.plain`) needs no record.
+    """
     network = config.model
     if network.plain or network.recorded is not None:
         return config

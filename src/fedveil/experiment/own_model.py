@@ -50,7 +50,7 @@ def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, se
 
 @process_state()
 def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """Return the module in training mode, with gradients only for the trained part, checked against the recorded sizes and properties.
+    """Return the module in training mode, with gradients only for the trained part, checked against its recorded sizes and flags.
 
     Args:
         input_shape: of one example. outputs: numbers that the task needs for each example. seed: of the initial model.

@@ -32,9 +32,9 @@ def check_selection(method: Method, s: Setting) -> None:
         return
     if not known_plans(method, s):
         raise ConfigError(
-            f"privacy.selection needs a method whose noise is fixed before the run by one noise multiplier, and that of "
-            f"method.name = '{method.name}' is not: take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public data "
-            f"(fedveil tune --on)"
+            "privacy.selection needs a method whose noise is fixed before the run by one noise multiplier, and that of "
+            f"method.name = '{method.name}' is not: take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public "
+            "data (fedveil tune --on)"
         )
     if s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER:
         raise ConfigError(
@@ -44,7 +44,8 @@ def check_selection(method: Method, s: Setting) -> None:
     if s.selection.shape is None and s.selection.runs > 1 and s.epsilon is not None:
         raise ConfigError(
             f"privacy.epsilon = {s.epsilon:g} cannot be a target where privacy.selection has runs without a shape, all of "
-            f"which were looked at: their epsilon is computed from their noise. Leave privacy.epsilon out and set privacy.noise_multiplier"
+            "which were looked at: their epsilon is computed from their noise. Leave privacy.epsilon out and set "
+            "privacy.noise_multiplier"
         )
 
 
@@ -66,7 +67,7 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
     if not plans or s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER or any(p.place != "sum" for p in plans):
         raise ConfigError(
             f"privacy.noise_cohort applies to noise on the sum of a round, fixed before the run: method.name = '{method.name}' "
-            f"with privacy.unit = '{s.scope.unit}' and privacy.view = '{s.scope.view}' has no such noise. Set "
-            f"privacy.unit = 'client', privacy.view = 'aggregate' and method.name = 'dp-fedavg', 'dp-fedsam' or 'time-adaptive', or leave "
-            f"privacy.noise_cohort out"
+            f"with privacy.unit = '{s.scope.unit}' and privacy.view = '{s.scope.view}' has no such noise. Set privacy.unit = "
+            "'client', privacy.view = 'aggregate' and method.name = 'dp-fedavg', 'dp-fedsam' or 'time-adaptive', or leave "
+            "privacy.noise_cohort out"
         )

@@ -195,7 +195,7 @@ def printed_sensitivity_fedprox(clip: float, proximal: float, smoothness: float,
     """
     if not proximal > smoothness:
         raise ConfigError(
-            f"proximal = {proximal:g} is not above smoothness = {smoothness:g}: Table 2 of Noisy-FedAvg holds only for alpha > L, "
-            f"where `proximal` is alpha and `smoothness` is L: raise the one or lower the other"
+            f"proximal = {proximal:g} is not above smoothness = {smoothness:g}: Table 2 of Noisy-FedAvg holds only for alpha > "
+            "L, where `proximal` is alpha and `smoothness` is L: raise the one or lower the other"
         )
     return proximal / (proximal - smoothness), 2 * positive("clip", clip) / (at_least("clients", clients, 1) * proximal)

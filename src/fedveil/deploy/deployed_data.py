@@ -54,7 +54,9 @@ def public_part(experiment: Experiment) -> Prepared:
     else:
         test = _table(spec).test_file
         if test is None:
-            raise ConfigError("data.source.test_file: missing; over several machines the server has a public one of its own")
+            raise ConfigError(
+                "data.source.test_file: missing; over several machines the server needs a public test file: give its path"
+            )
         dataset = _only(spec, test)
     return _prepared(experiment, dataset, {})
 

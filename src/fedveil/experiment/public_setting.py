@@ -194,8 +194,8 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         )
     if p.noise_cohort is not None and {p.epsilon, p.noise_multiplier, p.selection, p.budget} != {None}:
         raise ConfigError(
-            "privacy.noise_cohort is noise of a larger federation, and protects nobody here as its epsilon says: leave "
-            "privacy.epsilon, privacy.noise_multiplier, privacy.selection and privacy.budget out"
+            "privacy.noise_cohort sets the noise of a larger federation, which does not give this federation the epsilon "
+            "asked for: leave privacy.epsilon, privacy.noise_multiplier, privacy.selection and privacy.budget out"
         )
     if p.evaluation is not None and not config.data.client_test_fraction:
         raise ConfigError(

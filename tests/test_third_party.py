@@ -161,7 +161,7 @@ print(json.dumps([*found, asked(["their-methods"])]))
     assert (
         alone
         == others
-        == ("the run needs code of its own (their_methods.method, theirs), and this client runs none that a server names")
+        == ("the run needs code of its own (their_methods.method, theirs), and this client does not run code named by a server")
     )
     assert "code of its own (their_methods.rest, theirs)" in plugins or "code of its own (theirs)" in plugins
     assert not before

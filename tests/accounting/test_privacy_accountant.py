@@ -141,7 +141,7 @@ def test_bad_arguments_are_refused() -> None:
         bound(["noise"], 1e-5)  # type: ignore[list-item]
     with pytest.raises(ConfigError):
         bound([Gaussian(1)], 0.0)
-    with pytest.raises(ConfigError, match="nothing to calibrate"):
+    with pytest.raises(ConfigError, match="no noise can be calibrated"):
         calibrate(1.0, 1e-5, lambda z: [])
     with pytest.raises(ConfigError, match="no noise multiplier"):
         calibrate(1.0, 1e-5, lambda z: [Gaussian(5.0)])

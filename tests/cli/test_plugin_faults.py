@@ -148,7 +148,11 @@ def test_the_place_is_known_from_a_worker_too(fails: Fails, tmp_path: Path) -> N
     [
         ("release", "return None", "`release` returned NoneType; allowed are Schedule, Policy and Unproven"),
         ("plan", "return None", "`plan` returned NoneType for round 0; it must return a Plan"),
-        ("step", "return state, None", "the step of its server is NoneType; it must be floats, one for each of the model's 650"),
+        (
+            "step",
+            "return state, None",
+            "the step of its server is NoneType; return one floating-point number per coordinate of the model, 650",
+        ),
         ("step", "return state, total.vector[:3]", "the step of its server is torch.float32 of shape (3,)"),
         ("step", "return state, total.vector.long()", "the step of its server is torch.int64 of shape (650,)"),
         ("data", "return None", "faulty cannot be read by faulty_plugin.read: it returned NoneType; it must return RawData"),

@@ -130,13 +130,13 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]]
     "view": (edited(privacy={"view": "aggregate"}), {"lifetime": {"server": {"epsilon": 9, "delta": 0.01}}}, "in server only"),
     "final view": (edited(privacy={"view": "final"}), {}, "privacy.view = 'final'"),
     "unit": (edited(), {"unit": "record"}, "caps of record level, zero-out, server view"),
-    "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run speaks of"),
+    "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run's guarantee is for"),
     "seeded": (edited(), {"seeded_noise": False}, "the server could compute the noise"),
     "weak noise": (edited(), {"least_noise": 50.0}, "this client asks for 50"),
     "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "more privacy than this client"),
-    "plugins": (edited(run={"plugins": ["os"]}), {}, "runs none that a server names"),
-    "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "runs none that a server names"),
-    "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "runs none that a server names"),
+    "plugins": (edited(run={"plugins": ["os"]}), {}, "does not run code named by a server"),
+    "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "does not run code named by a server"),
+    "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "does not run code named by a server"),
     "own model": (edited(model={"name": "os.path:join", "hidden": None}), {}, "runs none|only networks|cannot be accepted"),
     "handed over": (edited(data={"handed_over": ["data"]}), {}, "has its own"),
     "other part": (edited(), {"data": {"part": 2}}, "has part 2 of the data, not part 1"),
@@ -187,7 +187,7 @@ def test_an_offer_that_leaves_something_to_the_clients_defaults_is_refused(gone:
         section = section[name]
     del section[key]
     reason = read_consent(JoinedClient(tmp_path / "client", consent(0)).answer([offer_bytes(offer)]), offer)
-    assert f"does not say {gone} as this client's fedveil would: install the same" in reason
+    assert f"does not give {gone} as this client's fedveil would: install the same" in reason
     nothing_charged(tmp_path / "client")
 
 
@@ -522,7 +522,7 @@ def test_a_run_that_was_charged_for_an_offer_that_is_gone_is_refused(view: str, 
     for again in (cheap, dear):
         offer = offer_of(run_name, 0, again)
         reason = read_consent(there.client(0).answer([offer_bytes(offer)]), offer)
-        assert "no longer has what it consented to: give the run another name" in reason
+        assert "its record of the consent is gone: give the run another name" in reason
     assert rows(tmp_path / f"0/lifetime-{view}.sqlite") == charged
     assert not (tmp_path / "0/runs" / run_name / "offer.json").exists()
 

@@ -266,7 +266,7 @@ def with_module_hook() -> nn.Module:
     [
         (lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), r"the layer 1 \(BatchNorm1d\) mixes .*\(fv\.fix\(module\)"),
         (with_module_hook, r"1 \(Tanh\) has a hook \(register_full_backward_hook\)"),
-        (Dropping, r"Dropping draws from random in its forward pass"),
+        (Dropping, r"Dropping draws random numbers with random in its forward pass"),
         (Hidden, r"the gradient of a\.weight under torch\.func\.vmap.* is another than that of a backward pass"),
     ],
 )

@@ -185,7 +185,7 @@ def test_charging_checks_and_writes_all_or_nothing(tmp_path: Path) -> None:
         before = budgets.state()
         with pytest.raises(BudgetExhausted):
             budgets.charge(ledger, [entry(share, 1), entry(share, 0), entry(share, 0), entry(share, 0)])
-        with pytest.raises(ConfigError, match="these budgets speak of"):
+        with pytest.raises(ConfigError, match="these budgets are for"):
             budgets.charge(ledger, [entry(share, 1), entry(share, 0, replace(SERVER, unit=Unit.RECORD))])
         assert (len(ledger), budgets.state()) == (3, before)
         assert budgets.charge(ledger, [entry(share, 0), entry(share, 0)]) == [4, 5]

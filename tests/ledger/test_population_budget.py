@@ -92,7 +92,7 @@ def test_another_unit_adjacency_or_view_is_refused(budget: PopulationBudget) -> 
     ):
         with pytest.raises(ConfigError, match="do not add up"):
             budget.check_scope(other)
-        with pytest.raises(ConfigError, match="these budgets speak of"):
+        with pytest.raises(ConfigError, match="these budgets are for"):
             budget.ledger("r").charge_all([entry(TENTH, 0, other)])
     budget.check_scope(SERVER)
     assert rows(budget.path) == []

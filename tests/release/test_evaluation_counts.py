@@ -57,5 +57,7 @@ def test_the_price_is_that_of_the_update_alone(name: str, share: float, factor: 
     ],
 )
 def test_counts_never_leave_without_noise(plan: Any) -> None:
-    with pytest.raises(ConfigError, match=r"privacy\.evaluation: counts can leave only beside an update with noise"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.evaluation: counts can be released only together with an update that has noise"
+    ):
         HALF.added_to(plan, LAYOUT)

@@ -290,7 +290,9 @@ def _bracket(
     while low[1] <= 0:
         high, place = low, low[0] - max(stride, min(-1.2 * low[1], 6.0))
         if place < math.log(1e-9):
-            raise ConfigError("these events cost nothing at any noise: there is nothing to calibrate")
+            raise ConfigError(
+                "these events cost nothing at any noise, so no noise can be calibrated: give at least one Gaussian release"
+            )
         low = (place, excess(place))
     return low, high
 

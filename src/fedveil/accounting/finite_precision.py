@@ -53,7 +53,10 @@ def gamma(operations: int, precision: Precision) -> float:
     """
     total = at_least("operations", operations, 0) * _roundoff(precision)
     if total >= 1:
-        raise ConfigError(f"{operations} operations in {precision} have no error bound: add up in float64, or pairwise")
+        raise ConfigError(
+            f"operations = {operations} is too many: the rounding error of {precision} is bounded for fewer than "
+            f"{1 / _roundoff(precision):.3g} operations in a row: add up in float64, or pairwise"
+        )
     return total / (1 - total)
 
 
@@ -81,7 +84,10 @@ def norm_excess(dimension: int, precision: Precision, order: Order = "any") -> f
     u32 = _ROUNDOFF["float32"]
     error = gamma(additions(dimension, order) + 1, precision)
     if error >= 1:
-        raise ConfigError(f"the norm of {dimension} numbers in {precision} has no error bound: add up in float64, or pairwise")
+        raise ConfigError(
+            f"dimension = {dimension} is too large: the rounding error of a norm in {precision} has no bound there: "
+            f"add up in float64, or pairwise"
+        )
     root = _ROUNDOFF["float64"] if precision == "float64" else 0.0
     log = 2 * math.log1p(u32) - math.log1p(-u32) - math.log1p(-root) - 0.5 * math.log1p(-error)
     return math.expm1(log) * _UP

@@ -147,7 +147,11 @@ class Target:
         return split(self.gradient, trained_parameters(self.module))
 
     def clipped(self, name: str) -> bool:
-        """Whether this parameter may have been clipped: the received value reaches a bound (noise can only enlarge it)."""
+        """Return whether this parameter may have been clipped.
+
+        It may have been if its received norm reaches its layer's bound, or the norm of the whole gradient reaches the bound on
+        the whole. Noise enlarges norms on average, so a gradient that was not clipped may be reported too.
+        """
         if self.clip is None:
             return False
         layer = (self.clip.layers or {}).get(name, math.inf)

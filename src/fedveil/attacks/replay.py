@@ -398,7 +398,7 @@ def _end(world: World) -> str:
 
 
 def _checked(job: Federation, first: World, others: Sequence[tuple[Neighbour, World]]) -> Iterator[WorldComparison]:
-    """Yield the result of each check, in the order of their first appearance."""
+    """Yield one result per check, which covers all worlds; checks come in the order in which the worlds first made them."""
     problems_by_check: dict[str, list[str]] = defaultdict(list)
     _add(problems_by_check, _verdicts(first), "on the run's own data")
     for neighbour, world in others:

@@ -65,7 +65,7 @@ class ClientLedger:
             charged = self._charged(self.budget(judged.setting.scope.view), run)
         if charged:
             raise ConsentRefused(
-                f"this client charged a run {run} before and no longer has what it consented to: give the run another name"
+                f"this client has charged a run {run} before, and its record of the consent is gone: give the run another name"
             )
 
     def check(self, judged: AcceptedRun, run: str, client: int) -> None:

@@ -209,7 +209,7 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
         raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
     if (scope.unit, scope.adjacency) != (consent.unit, consent.adjacency):
         caps = Scope(consent.unit, consent.adjacency, scope.view)
-        raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {caps}")
+        raise ConsentRefused(f"the run's guarantee is for {scope}, and this client's caps of {caps}")
     if config.run.seeded_noise and not consent.seeded_noise:
         raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
     experiment = resolve(config)
@@ -257,7 +257,7 @@ def require_price(accepted: AcceptedRun, plan: Plan | Raw) -> None:
         return
     event = event_of(plan, s.layout, s.scope, rate=None)
     if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):
-        raise ConsentRefused(f"this round would cost {event}, and no round of the run that was consented to costs so much")
+        raise ConsentRefused(f"this round would cost {event}, and this client consented to a run in which every round costs less")
 
 
 def _covers(planned: Event, event: Event) -> bool:
@@ -277,11 +277,13 @@ def _refuse_code(consent: Consent, config: Config) -> None:
     modules, known = {point.module for point in trusted}, {point.name.partition(".")[2] for point in trusted}
     plugins = [part.name for part in (config.task, config.method) if isinstance(part, PluginTask | PluginMethod)]
     if named := [*(code for code in config.code if code not in modules), *(name for name in plugins if name not in known)]:
-        raise ConsentRefused(f"the run needs code of its own ({', '.join(named)}), and this client runs none that a server names")
+        raise ConsentRefused(
+            f"the run needs code of its own ({', '.join(named)}), and this client does not run code named by a server"
+        )
     if config.data.handed_over:
         raise ConsentRefused("data.handed_over: the server's program made the data, and this client has its own")
     if not config.model.plain:
-        raise ConsentRefused("model: only networks of fedveil itself, built by name, are run here")
+        raise ConsentRefused("model: this client runs only fedveil's own networks, given by name")
 
 
 def _refuse_work(limits: Limits, config: Config) -> None:

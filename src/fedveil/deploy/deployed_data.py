@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def public_part(experiment: Experiment) -> Prepared:
-    """Return the server's data: the public test set, and no example of any client. All numbers come from the configuration.
+    """Return the server's data: the public test set, and no example of any client.
 
-    From `data.source` only the test file is opened.
+    The numbers of clients and of their examples are read from the configuration, not counted. With `data.source` only its test
+    file is opened; otherwise the data set of the catalogue is loaded, and its test set is used.
 
     Raises:
         ConfigError: the test set is missing, public data would be taken from the clients' examples, or clients would be weighted
@@ -53,7 +54,9 @@ def public_part(experiment: Experiment) -> Prepared:
     else:
         test = _table(spec).test_file
         if test is None:
-            raise ConfigError("data.source.test_file: missing; over several machines the server has a public one of its own")
+            raise ConfigError(
+                "data.source.test_file: missing; over several machines the server needs a public test file: give its path"
+            )
         dataset = _only(spec, test)
     return _prepared(experiment, dataset, {})
 

@@ -135,7 +135,9 @@ class JoinedClient:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
         if self.check:
             self.fits = self._look(accepted, offer)
-            raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
+            raise ConsentRefused(
+                "the run is within this client's consent; the client did not join, since it was started with --check"
+            )
         if not pinned:
             self.ledger.require_unknown(accepted, offer.run)
             self.ledger.check(accepted, offer.run, offer.client)

@@ -70,8 +70,8 @@ class Offer:
             ours, theirs = flat(here), flat(self.config)
             keys = [k for k in sorted(ours.keys() | theirs.keys()) if k not in theirs or ours.get(k, ...) != theirs[k]]
             raise WireError(
-                f"an offer that does not say {', '.join(keys) or 'all'} as this client's fedveil would: install the same fedveil "
-                f"on both sides"
+                f"an offer that does not give {', '.join(keys) or 'all'} as this client's fedveil would: install "
+                f"the same fedveil on both sides"
             )
         return config
 

@@ -352,5 +352,8 @@ def _statistics(plan: Plan, buffers: Tensor | None) -> Tensor | None:
     if buffers is None:
         return None
     if not lets_statistics_out(plan, reason_of(plan)):
-        raise UpdateRefused("batch statistics came with a release that promises something")
+        raise UpdateRefused(
+            "the message holds batch-norm statistics, which carry no noise, although this release has a privacy guarantee: the "
+            "client must keep them; check that it runs the same version of fedveil as the server"
+        )
     return buffers

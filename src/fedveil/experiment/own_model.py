@@ -50,7 +50,7 @@ def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, se
 
 @process_state()
 def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
-    """Return the module in training mode, with gradients only for the trained part, checked against the recorded facts.
+    """Return the module in training mode, with gradients only for the trained part, checked against its recorded sizes and flags.
 
     Args:
         input_shape: of one example. outputs: numbers that the task needs for each example. seed: of the initial model.
@@ -105,7 +105,7 @@ def require_known(network: Network) -> None:
     """Refuse a name that is neither built in, registered nor an import path.
 
     Raises:
-        ConfigError: with the nearest name.
+        ConfigError: unknown name; the message suggests the most similar known one.
     """
     name, known_names = network.name, [*models.MODELS, *OWN_MODELS]
     if name not in known_names and name != HANDED_OVER and not network.code:

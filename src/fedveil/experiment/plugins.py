@@ -91,7 +91,7 @@ def module_of(plugin: str) -> str:
 
 
 def importable(plugin: str) -> str:
-    """What there is of a plugin, "" for nothing: its file, or the longest beginning of a module's name. Nothing is imported."""
+    """Return a plugin's file, or the longest importable prefix of its module's name, or ""; nothing is imported."""
     if plugin.endswith(".py"):
         return plugin if Path(plugin).is_file() else ""
     parts = plugin.split(".")
@@ -177,7 +177,7 @@ def _described(error: BaseException) -> str:
 
 
 def feature_map(data: DataSection, public: PublicSection) -> FeatureMap | None:
-    """What makes the features, or None where examples are learned from as they are; a function of one's own is imported.
+    """Return the function that makes the features, or None without features; a user-defined function is imported.
 
     Raises:
         ConfigError: unknown name, or an import path at which there is no function.

@@ -198,8 +198,8 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         )
     if p.noise_cohort is not None and {p.epsilon, p.noise_multiplier, p.selection, p.budget} != {None}:
         raise ConfigError(
-            "privacy.noise_cohort is noise of a larger federation, and protects nobody here as its epsilon says: leave "
-            "privacy.epsilon, privacy.noise_multiplier, privacy.selection and privacy.budget out"
+            "privacy.noise_cohort sets the noise of a larger federation, which does not give this federation the epsilon "
+            "asked for: leave privacy.epsilon, privacy.noise_multiplier, privacy.selection and privacy.budget out"
         )
     if p.evaluation is not None and not config.data.client_test_fraction:
         raise ConfigError(
@@ -324,7 +324,10 @@ def layout_of(config: Config, data: Info) -> Layout:
 
 
 def with_model_facts(config: Config, data: Info) -> Config:
-    """Return the configuration with the recorded facts about its model; the model is built for that unless it is plain."""
+    """Return the configuration with the sizes and properties of its model recorded in it.
+
+    The model is built for that. A built-in model that is trained as a whole (`network.plain`) needs no record.
+    """
     network = config.model
     if network.plain or network.recorded is not None:
         return config

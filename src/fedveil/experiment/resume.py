@@ -89,9 +89,9 @@ def run_id_of(path: Path) -> str:
     with Ledger.open(path / "ledger.sqlite") as ledger:
         if not ledger.holds(seq, digest):
             raise LedgerError(
-                f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and not the one with number "
-                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer "
-                f"one; without it, count the budget as spent and release nothing more of these data"
+                f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and release {seq}, the "
+                f"ledger's last when the checkpoint was saved, is not among them. Was an older copy of the ledger put in place? "
+                f"Restore the newer one; without it, count the budget as spent and release nothing more of these data"
             )
         return ledger.run
 

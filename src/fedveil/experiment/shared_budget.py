@@ -34,7 +34,7 @@ def shared_budget(experiment: Experiment) -> PopulationBudget | None:
         return None
     if experiment.seeded_noise:
         raise ConfigError(
-            f"privacy.budget = '{path}' counts what leaves of real people's data, and run.seeded_noise = true makes noise that "
+            f"privacy.budget = '{path}' counts releases of real people's data, and run.seeded_noise = true makes noise that "
             "protects nobody: leave one of them out"
         )
     try:

@@ -60,8 +60,9 @@ def check_single_examples(model: FlatModel, x: Tensor, y: Tensor, task: Task, *,
     name = type(model.module).__name__
     if elsewhere := _drawn_by(model, x) - {"torch"}:
         raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {name} draws from {' and '.join(sorted(elsewhere))} in its "
-            f"forward pass, where one number may serve several examples: draw from torch, such as torch.rand"
+            f"training.local = 'dp-sgd' protects single examples, and {name} draws random numbers with "
+            f"{' and '.join(sorted(elsewhere))} in its forward pass, where one number may serve several examples: draw them with "
+            f"torch, such as torch.rand"
         )
     gradients = partial(per_example_gradients, model.module, x, y, task.losses_in_full)
     tried = _tried(model, partial(gradients, loop=loop))

@@ -178,8 +178,8 @@ def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
     assumed = plan.mechanism.participation if isinstance(plan, Plan) else None
     if assumed not in (None, federation.participation):
         raise ConfigError(
-            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: a release whose "
-            f"noise rests on a rule of participation is Fixed"
+            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: let `release` "
+            "return a Fixed plan if its noise depends on a participation rule"
         )
 
 

@@ -53,7 +53,7 @@ def server_step(method: Method, s: Setting, state: State, uploads: Sequence[Uplo
     if not isinstance(step, torch.Tensor) or step.shape != model.shape or not step.is_floating_point():
         raise ConfigError(
             f"{method.name}: the step of its server is {_kind(step)}; "
-            f"it must be floats, one for each of the model's {len(model)} coordinates"
+            f"return one floating-point number per coordinate of the model, {len(model)} in all"
         )
     return state, step / max(whole_clip(upload.plan) for upload in uploads) if s.server.relative_to_clip else step
 

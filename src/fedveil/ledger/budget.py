@@ -195,7 +195,7 @@ class Budgets:
             self.replay(ledger.entries(since=self.seen))
             for entry in entries:
                 if entry.scope != self.scope:
-                    raise ConfigError(f"these budgets speak of {self.scope}, the release of {entry.scope}")
+                    raise ConfigError(f"these budgets are for {self.scope}, and the release is for {entry.scope}")
                 if entry.client not in trial:
                     trial[entry.client] = copy.copy(self.of(entry.client))
                 trial[entry.client].spend(entry.event)

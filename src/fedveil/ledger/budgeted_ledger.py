@@ -59,7 +59,7 @@ def count_totals(ledger: Ledger) -> int:
 
 @dataclass(frozen=True)
 class RoundOfReleases:
-    """What was released in a round, in words, and what it costs. releases: rows of the ledger."""
+    """The releases of a round in words, and their cost. releases: rows of the ledger."""
 
     round: int
     releases: int
@@ -140,7 +140,7 @@ def _event(
     try:
         return event_from(kind, mu, rate, noise_multiplier, count, reason)
     except (TypeError, ValueError, IndexError) as problem:
-        raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem
+        raise LedgerError(f"the ledger has a row that is not a release ({problem}): it is damaged; restore a backup") from problem
 
 
 _WORDS = "released sha256 "
@@ -221,8 +221,8 @@ class BudgetedLedger:
             self._charge([entry])
         elif recorded.note != entry.note:
             raise LedgerError(
-                f"round {entry.round} was released before, and the state of its noise was lost or is an older copy, so that it "
-                f"would leave with other noise: start anew. What {self.path} holds was released and still counts"
+                f"round {entry.round} was released before, and the state of its noise was lost or is an older copy, so a "
+                f"repeated release would have other noise: start a new run. The releases in {self.path} still count"
             )
 
     def admits(self, client: int, event: Event) -> bool:

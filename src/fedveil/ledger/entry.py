@@ -235,7 +235,7 @@ def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
             whole_clip=math.inf if f.get("whole_clip") is None else f["whole_clip"],
         )
     except (TypeError, ValueError, IndexError) as problem:
-        raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem
+        raise LedgerError(f"the ledger has a row that is not a release ({problem}): it is damaged; restore a backup") from problem
     return f["seq"], f["time"], entry
 
 

@@ -120,8 +120,8 @@ class Ledger:
             self._check_usable()
             if self.schema != store.SCHEMA:
                 raise LedgerError(
-                    f"the ledger {self.path} is of schema {self.schema}: its releases left as floats, which the ledger can show "
-                    f"and no run may continue; start a new run with a new ledger"
+                    f"the ledger {self.path} is of schema {self.schema}: its releases were floating-point, and such a ledger "
+                    "can be shown but not continued: start a new run with a new ledger"
                 )
             if self._mode != "rw":
                 raise LedgerError(f"the ledger {self.path} was opened for reading: open it without read_only to charge releases")

@@ -125,7 +125,10 @@ def create(path: Path, run: str, meta: Mapping[str, Any], created: float | None 
     try:
         text = json.dumps(dict(meta), allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as problem:
-        raise LedgerError(f"meta must be plain JSON values (text, finite numbers, lists, mappings): {problem}") from problem
+        raise LedgerError(
+            f"the argument `meta` of the new ledger {path} cannot be written as JSON ({problem}): give only text, finite "
+            f"numbers, lists and mappings"
+        ) from problem
     now = time.time() if created is None else created
     rows = {"run": run, "created": repr(now), "schema": str(SCHEMA), "fedveil": __version__, "meta": text}
     try:
@@ -263,9 +266,13 @@ class _Damage(Exception):
 
 
 def _verify_header(path: Path) -> int:
-    """Return the schema from the header alone, because opening normally, SQLite would replay a stray log into a foreign file.
+    """Return the ledger's schema after checking that the file is a ledger, without opening it for SQL.
 
-    SQLite reads the header: closing an ordinary file handle drops all locks of this process on the file, also of open ledgers.
+    If SQL were run on a file that is no ledger, SQLite could first write a leftover `-wal` file into it. The header is read
+    through SQLite as well: closing an ordinary file handle would drop all locks that this process holds on the file.
+
+    Raises:
+        LedgerError: the file is missing, unreadable, truncated or not a ledger, or has a schema that this version does not know.
     """
     try:
         size = _size(path)

@@ -75,7 +75,9 @@ class MethodConfig(BaseModel):
 
     def release(self, s: Setting) -> Release:
         """Return the part that plans each release; every method must define it."""
-        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `release`, which plans what leaves")
+        raise ConfigError(
+            f"{type(self).__qualname__} is not a method yet: it lacks `release`, which plans each release: define it"
+        )
 
     def client(self, s: Setting) -> Client:
         return Plain()

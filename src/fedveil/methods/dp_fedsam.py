@@ -42,8 +42,8 @@ class DPFedSAM(MethodConfig):
         """Refuse DP-SGD, which has no price for a second gradient of the same batch."""
         if s.example_clip is not None:
             raise ConfigError(
-                "dp-fedsam takes two gradients of each batch, and the first, which says where the second is taken, would leave "
-                "without noise: DP-SGD has no price for that; set training.local = 'sgd'"
+                "dp-fedsam takes two gradients of each batch, and the first would influence the release without noise, for "
+                "which DP-SGD has no price: set training.local = 'sgd'"
             )
 
     def release(self, s: Setting) -> Release:

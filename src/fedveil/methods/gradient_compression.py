@@ -51,7 +51,7 @@ _REASON = "gradient compression adds no noise: the largest entries leave as they
 
 
 class GradientCompression(Defence):
-    """Of each layer of the update only the entries of largest magnitude are sent.
+    """Sends only the entries of largest magnitude of each layer of the update.
 
     Args:
         pruning_rate: share of a layer's entries that are set to zero: those below this quantile of its magnitudes.

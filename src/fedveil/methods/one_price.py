@@ -32,8 +32,9 @@ def check_selection(method: Method, s: Setting) -> None:
         return
     if not known_plans(method, s):
         raise ConfigError(
-            f"privacy.selection counts runs whose plans are known before the data are seen, and those of {method.name} are not: "
-            f"take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public data (fedveil tune --on)"
+            "privacy.selection needs a method whose noise is fixed before the run by one noise multiplier, and that of "
+            f"method.name = '{method.name}' is not: take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public "
+            "data (fedveil tune --on)"
         )
     if s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER:
         raise ConfigError(
@@ -42,8 +43,9 @@ def check_selection(method: Method, s: Setting) -> None:
         )
     if s.selection.shape is None and s.selection.runs > 1 and s.epsilon is not None:
         raise ConfigError(
-            f"privacy.epsilon = {s.epsilon:g} with privacy.selection of runs that were looked at: epsilon is then the result; "
-            f"give privacy.noise_multiplier"
+            f"privacy.epsilon = {s.epsilon:g} cannot be a target where privacy.selection has runs without a shape, all of "
+            "which were looked at: their epsilon is computed from their noise. Leave privacy.epsilon out and set "
+            "privacy.noise_multiplier"
         )
 
 
@@ -58,13 +60,14 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
         return
     if larger.clients < s.clients or not s.cohort <= larger.clients_per_round <= larger.clients:
         raise ConfigError(
-            f"privacy.noise_cohort = {larger.clients} clients, {larger.clients_per_round} per round: it describes a federation "
-            f"at least as large as this one ({s.clients} clients, {s.cohort} per round), with a round no larger than the whole"
+            f"privacy.noise_cohort = {larger.clients} clients, {larger.clients_per_round} per round: give at least as many as "
+            f"this federation has ({s.clients} clients, {s.cohort} per round), and no more clients per round than clients"
         )
     plans = known_plans(method, s)
     if not plans or s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER or any(p.place != "sum" for p in plans):
         raise ConfigError(
-            f"privacy.noise_cohort scales the noise on the sum of a round, and {method.name} with privacy.unit = "
-            f"'{s.scope.unit}' and privacy.view = '{s.scope.view}' has other noise: take dp-fedavg, dp-fedsam or time-adaptive "
-            f"with privacy.unit = 'client' and privacy.view = 'aggregate'"
+            f"privacy.noise_cohort applies to noise on the sum of a round, fixed before the run: method.name = '{method.name}' "
+            f"with privacy.unit = '{s.scope.unit}' and privacy.view = '{s.scope.view}' has no such noise. Set privacy.unit = "
+            "'client', privacy.view = 'aggregate' and method.name = 'dp-fedavg', 'dp-fedsam' or 'time-adaptive', or leave "
+            "privacy.noise_cohort out"
         )

@@ -100,7 +100,10 @@ class Planner:
             plan = checked(self.part.plan(s, t), t)
             expected = self.hashes[cap][t : t + 1]  # empty for a round after the last, which only an audit requests
             if expected and digest(plan) != expected[0]:
-                raise ConfigError(f"the plan of round {t} is not the one that was made before the first round")
+                raise ConfigError(
+                    f"the plan of round {t} differs from the one that the schedule made before the first round: let "
+                    "`plan` be a pure function of the setting and the round"
+                )
             self._last[cap] = t, plan
         return plan
 

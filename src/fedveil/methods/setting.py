@@ -133,9 +133,9 @@ class Setting:
         """
         if not self.records:
             raise ConfigError(
-                "how many examples a client has depends on how the files of these data were prepared, and the noise or the claim "
-                "of this configuration follows from it: hand the data over, as in fv.certify(config, data=...), read the "
-                "statement of the run, or deal so many out: data.partition.kind = 'iid' with examples_per_client"
+                "how many examples a client has depends on how the files of these data were prepared, and the noise or the "
+                "claim of this configuration depends on that number: hand the data over, as in fv.certify(config, data=...), "
+                "read the statement of the run, or fix the number: data.partition.kind = 'iid' with examples_per_client"
             )
         return self.records
 
@@ -164,8 +164,8 @@ class Setting:
         least = "training.clients_per_round" if self.min_survivors is None else "privacy.min_survivors"
         one = "" if self.colluders else ", where one counts as known: that which a fellow client drew itself"
         raise ConfigError(
-            f"{least} ({survivors}) must exceed privacy.colluders ({self.colluders}){one}: no noise of the sum would be left "
-            f"that hides a client; take more clients per round, or privacy.view = 'server', where each upload has all its noise"
+            f"{least} ({survivors}) must exceed privacy.colluders ({self.colluders}){one}: no noise would be left in the sum "
+            "to hide a client; take more clients per round, or privacy.view = 'server', where each upload has all its noise"
         )
 
     @property

@@ -96,7 +96,7 @@ def checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout, 
     except UpdateRefused:
         raise
     except Exception as error:
-        raise UpdateRefused(f"what training gave cannot be read: {type(error).__name__}") from error
+        raise UpdateRefused(f"the result of training cannot be read as a tensor: {type(error).__name__}") from error
 
 
 def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout, max_norm: float) -> Tensor:
@@ -337,7 +337,10 @@ class Door:
         exact = on_grid(executed, reason, self.layout)
         kind = torch.int64 if exact else torch.float32
         if any(c.sealed.dtype != kind for c in contributions):
-            raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
+            raise ConfigError(
+                "a client's contribution was made under another plan than the round's: all contributions to one sum need the "
+                "plan of the round"
+            )
         n = len(contributions)
         shares = n - self.known_noise_terms
         event = (

@@ -230,7 +230,9 @@ class EvaluationCounts:
         mu = reason_of(plan) or ("" if isinstance(plan, Raw) else plan_mu(plan, layout, 1))
         if isinstance(plan, Raw) or isinstance(mu, str) or not mu or isinstance(plan, LocalDpSgd) or plan.mechanism.stateful:
             reason = mu if isinstance(mu, str) else "nothing is sent, or its noise is drawn elsewhere"
-            raise ConfigError(f"privacy.evaluation: counts can leave only beside an update with noise of its own ({reason})")
+            raise ConfigError(
+                f"privacy.evaluation: counts can be released only together with an update that has noise ({reason})"
+            )
         noisier = self._with_noise_times(plan, 1 / math.sqrt(1 - self.share))
         counts = Extra(float(self.examples), self.examples / (math.sqrt(self.share) * mu))
         return replace(noisier, extras={**noisier.extras, COUNTS: counts})

@@ -126,7 +126,7 @@ def _quick(events: list[Event]) -> AccountantName:
 
 
 def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
-    """Whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
+    """Return whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
     z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s) / s.update_noise
     try:
         events = events_in_view(method, replace(s, noise_multiplier=z), s.scope.view)

@@ -78,7 +78,10 @@ def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memor
 
 
 def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
-    """What a sample of fixed size would give if nobody saw it, for runs whose every round costs the same Gaussian release."""
+    """Return, as a sentence, the epsilon that a fixed-size sample would give if it were secret.
+
+    The sentence is empty unless every round costs the same Gaussian release.
+    """
     afresh = s.max_participations is None and s.min_survivors is None and participation_of(method, s) is None
     summed = s.scope.view is not View.SERVER and s.example_clip is None and isinstance(method.release(s), Fixed)
     if not (afresh and summed and s.colluders == 0 and s.sampling == "fixed" and s.cohort < s.clients):
@@ -100,7 +103,7 @@ def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
 
 
 def _several_records(s: Setting, events: Sequence[Event]) -> str:
-    """What DP-SGD promises a user who holds several records of one client; where records are left out, the price is exact."""
+    """Return the guarantee of DP-SGD for a user with several records of one client, as a sentence."""
     if s.example_clip is None or s.scope.unit is not Unit.RECORD or s.scope.adjacency is not Adjacency.ZERO_OUT:
         return ""
     sampled = [event for event in events if isinstance(event, SampledGaussian)]
@@ -116,7 +119,7 @@ def _several_records(s: Setting, events: Sequence[Event]) -> str:
 
 
 def selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
-    """How the run was chosen, with the epsilon of one run alone beside that of all; `events` are the releases of one run."""
+    """Describe how the run was chosen, with the epsilon of one run and of all runs; `events` are the releases of one run."""
     if s.selection is None:
         return []
     alone, _ = charged_bound(events, s.delta, run_variation(method, replace(s, selection=None)), s.scope.adjacency)
@@ -143,7 +146,7 @@ def selection_note(method: Method, s: Setting, proven: float, events: Sequence[E
 
 
 def selection_assumptions(s: Setting) -> list[Assumption]:
-    """What the bound of a search rests on."""
+    """Return the assumptions behind the bound of a search."""
     if s.selection is None:
         return []
     if s.selection.law is None:
@@ -202,13 +205,13 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
         )
     if s.example_clip is not None:
         raise ConfigError(
-            "privacy.evaluation with training.local = 'dp-sgd': noise is added inside training, and counts would leave without "
-            "any: leave one of them out"
+            "privacy.evaluation with training.local = 'dp-sgd': noise is added inside training, and counts would be released "
+            "without noise: leave one of them out"
         )
     if math.isinf(proven.epsilon):
         raise ConfigError(
-            f"privacy.evaluation: nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), so that counts would "
-            f"not be protected: leave it out, or set privacy.epsilon and a variant that is proven"
+            f"privacy.evaluation: nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), so the counts "
+            "would not be protected: leave it out, or set privacy.epsilon and a variant that is proven"
         )
     release = method.release(s)
     if isinstance(release, Fixed) and release.always.mechanism.stateful:
@@ -219,7 +222,7 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
 
 
 def evaluation_note(s: Setting) -> list[str]:
-    """What leaves beside each update, and at what price."""
+    """Describe the counts released with each update, and their price."""
     if s.evaluation is None:
         return []
     counts = f"these counts are {number(100 * s.evaluation.share)} % of its mu^2"
@@ -234,12 +237,12 @@ _SHOWN = 8
 
 
 def units(s: Setting) -> int:
-    """How many units of privacy there are: clients, or records of all clients."""
+    """Return the number of units of privacy: clients, or records of all clients."""
     return s.clients if s.scope.unit is Unit.CLIENT else s.clients * s.known_records
 
 
 def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[Assumption, ...]:
-    """What the proven bound of one view rests on; empty where nothing is proven."""
+    """Return the assumptions behind the proven bound of one view; empty if nothing is proven."""
     found = [
         Assumption(
             "noise comes from a secret cryptographic source, and each draw is used once",
@@ -295,7 +298,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
 
 
 def _task(task: Task) -> list[Assumption]:
-    """What is taken on trust of the loss: nothing of a built-in one without constants."""
+    """Return the assumption about a loss that is user-defined or has constants; empty for other built-in losses."""
     found = []
     if task.constants:
         values = ", ".join(f"task.{key} = {_short(value)}" for key, value in task.constants.items())
@@ -357,7 +360,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
 
 
 def _sampling(s: Setting, event: Event) -> Assumption:
-    """What amplification by sampling needs."""
+    """Return the assumptions of amplification by sampling."""
     if s.example_clip is not None:
         return Assumption(
             "each record joins each local batch independently, and who joined never leaves the client",
@@ -381,7 +384,7 @@ def _sampling(s: Setting, event: Event) -> Assumption:
 
 
 def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> tuple[str, ...]:
-    """What the promise does not cover."""
+    """Return what the guarantee does not cover."""
     lines = [
         "participation: who takes part in which round, and how many do, is seen by the server or whoever adds the uploads up",
         "absence, refusals and running time: a client whose process vanishes is missing from its round, on one machine a "
@@ -426,7 +429,7 @@ def _batch_norm(method: Method, s: Setting, proven: Guarantee, *, known: bool) -
 
 
 def _statistics_stay(method: Method, s: Setting, proven: Guarantee) -> bool:
-    """Whether the clients keep their batch statistics; of plans that change from round to round the price tells."""
+    """Return whether clients keep their batch statistics; for plans that vary by round, whether epsilon is finite."""
     release = method.release(s)
     if isinstance(release, Fixed):
         return not lets_statistics_out(release.always, reason_of(release.always))
@@ -436,7 +439,7 @@ def _statistics_stay(method: Method, s: Setting, proven: Guarantee) -> bool:
 def warnings(
     method: Method, s: Setting, proven: Guarantee, *, seeded_noise: bool, batch_norm: bool | None = None
 ) -> tuple[str, ...]:
-    """What should stop a reader."""
+    """Return the warnings that a reader must see first."""
     found = [SIMULATION_ONLY] if seeded_noise else []
     if batch_norm and not s.public_split and _statistics_stay(method, s, proven):
         found.append(
@@ -462,7 +465,7 @@ def warnings(
 
 
 def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *, memoryless: bool) -> tuple[str, ...]:
-    """How to read the numbers of the run's own view; `events` are its releases. memoryless: as `sampling_notes`."""
+    """Return notes on the numbers of the run's own view; `events` are its releases. memoryless: as in `sampling_notes`."""
     if math.isinf(proven.epsilon):
         return ()
     found = selection_note(method, s, proven.epsilon, events)
@@ -482,7 +485,7 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *,
 
 
 def _averaged(s: Setting) -> list[str]:
-    """What is handed over, where it is not the last model."""
+    """Describe the released model, if it is not the last one."""
     if s.final_model == "last":
         return []
     of = {"tail": f"mean of the models of the last {s.tail_rounds} rounds", "ema": "exponential moving average of the models"}

@@ -58,7 +58,7 @@ def one_line(text: str) -> str:
 
 
 def opening(statement: Statement) -> TextSection:
-    """What stands on top of each page: that nothing is proven or that it is a simulation, before anything else."""
+    """Return the lines at the top of each page; first, whether nothing is proven or the run is a simulation."""
     s = statement
     warnings = [fact(line, f"warnings[{i}]") for i, line in enumerate(s.warnings)]
     against = [fact(str(c), f"contradictions[{i}]") for i, c in enumerate(s.contradictions())]
@@ -83,7 +83,7 @@ def why_not_alone(statement: Statement) -> str:
 
 
 def asked(statement: Statement, *names: str) -> list[Item]:
-    """What was asked for, and of which run: those of promise, target, noise multiplier, accountant, run."""
+    """Return the facts about the requested guarantee and the run: guarantee, target, noise multiplier, accountant, run."""
     lines = facts(statement)
     return [fact(f"{name}: {lines[name]}", *_FIELDS[name]) for name in names]
 
@@ -117,7 +117,7 @@ def audits(statement: Statement) -> list[Item]:
 
 
 def unit(statement: Statement) -> list[Item]:
-    """What is protected, how the neighbouring data differ, and how many units there are."""
+    """Describe the protected unit, how neighbouring data differ, and the number of units."""
     scope = statement.scope
     compared = (
         f"{scope.unit} level, {scope.adjacency.replace('_', '-')}: the guarantee compares whether {unit_in_words(statement)}"
@@ -126,7 +126,7 @@ def unit(statement: Statement) -> list[Item]:
 
 
 def adversaries(statement: Statement) -> list[Item]:
-    """Who the adversary of each view is, the promised one marked."""
+    """Describe the adversary of each view; the one of the guarantee is marked."""
     own = statement.scope.view
     return [
         fact(f"{view} view{' (promised)' if view is own else ''}: {SEES[view]}", f"views[{i}].proven.scope")
@@ -135,12 +135,12 @@ def adversaries(statement: Statement) -> list[Item]:
 
 
 def exactness(statement: Statement) -> list[Item]:
-    """How noise is added; nothing where nothing is proven."""
+    """Describe how noise is added; empty if nothing is proven."""
     return [Item(INTEGERS)] if math.isfinite(statement.proven.epsilon) else []
 
 
 def releases(statement: Statement) -> list[Item]:
-    """How many releases the promised view sees by the plan, by their kind."""
+    """Return the number of planned releases in the guarantee's view, by kind."""
     where, counts = f"views[{VIEWS.index(statement.scope.view)}].releases", Counter[str]()
     for release in statement.own.releases:
         counts[release.event] += release.count
@@ -157,14 +157,14 @@ def unprotected(statement: Statement) -> list[Item]:
 
 
 def fact_notes(statement: Statement) -> list[Item]:
-    """How to read the numbers of the promised view."""
+    """Return notes on the numbers of the guarantee's view."""
     return [
         fact(f"{line} (at {scope_line(statement)})", f"notes[{i}]", "delta", "scope") for i, line in enumerate(statement.notes)
     ]
 
 
 def utility(statement: Statement) -> list[Item]:
-    """How large the noise is beside what is to be learned."""
+    """Compare the size of the noise with the size of the signal."""
     block = statement.learnability
     return [] if block is None else [fact(verdict_in_words(block), "learnability")]
 
@@ -198,7 +198,7 @@ class RunFigures:
     closing: str = ""
 
     def training(self) -> list[Item]:
-        """What was trained on, and how long."""
+        """Describe the training data and the length of training."""
         found = [fact(f"data set: {self.data}", "data.json: name")] if self.data else []
         if self.rounds is None:
             return [*found, fact("the run has not ended", "summary.json")]

@@ -78,7 +78,7 @@ def check_sampling_credit(
 
 
 def is_vacuous(delta: float, units: int) -> bool:
-    """Whether delta >= 1 / units, which publishing one unit at random would satisfy."""
+    """Return whether delta >= 1 / units, which publishing one unit at random would satisfy."""
     return positive("delta", delta) * at_least("units", units, 1) >= 1
 
 

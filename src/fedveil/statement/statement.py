@@ -184,12 +184,12 @@ class Statement:
 
 
 def exceeds(audit: Audit, bound: Claim | Guarantee) -> bool:
-    """Whether the audit contradicts the bound: larger epsilon at no smaller delta, for a scope that the bound covers."""
+    """Return whether the audit contradicts the bound: larger epsilon at no smaller delta, for a scope that the bound covers."""
     return covers(bound.scope, audit.scope) and audit.delta >= bound.delta and audit.epsilon > bound.epsilon
 
 
 def covers(promised: Scope, other: Scope) -> bool:
-    """Whether an (epsilon, delta) promised for the first scope holds for the second as well.
+    """Return whether an (epsilon, delta) proven for the first scope holds for the second as well.
 
     A view covers the views that see less (post-processing). At client level, replace-one covers zero-out (a client may
     contribute nothing) and every change of a single record.

@@ -39,7 +39,7 @@ _FPR = f"{100 * FPR:g} %"
 
 
 def unit_in_words(statement: Statement) -> str:
-    """What is protected, and what the neighbouring data differ in."""
+    """Describe the protected unit and how neighbouring data differ."""
     zero = statement.scope.adjacency is Adjacency.ZERO_OUT
     if statement.scope.unit is Unit.CLIENT:
         return "one client contributed" if zero else "one client held these data or any others"
@@ -47,7 +47,7 @@ def unit_in_words(statement: Statement) -> str:
 
 
 def in_words(statement: Statement) -> str:
-    """What an adversary with each view can and cannot learn, in one paragraph."""
+    """Describe in one paragraph what an adversary can and cannot learn in each view."""
     sentences = [SIMULATION_ONLY[0].upper() + SIMULATION_ONLY[1:] + "."] if SIMULATION_ONLY in statement.warnings else []
     sentences.append(_promise(statement))
     sentences += [_refuted(statement)] if statement.contradictions() else []
@@ -255,7 +255,7 @@ def statement_text(statement: Statement) -> Text:
 
 
 def variant_of(statement: Statement) -> str:
-    """What a heading says behind the method's name: `published`, or `proven` where anything is proven."""
+    """Return the word after the method's name in a heading: `published`, or `proven` if anything is proven."""
     if statement.variant != "proven":
         return statement.variant
     if math.isinf(statement.proven.epsilon):
@@ -264,7 +264,7 @@ def variant_of(statement: Statement) -> str:
 
 
 def facts(statement: Statement) -> dict[str, str]:
-    """What was asked for, and of which run."""
+    """Return the facts about the requested guarantee and the run."""
     s = statement
     target = f"epsilon = {number(s.target_epsilon)} at {scope_line(s)}" if s.target_epsilon is not None else NO_TARGET
     return {
@@ -314,7 +314,7 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
 
 
 def _groups(statement: Statement) -> TextSection:
-    """How many clients have which cap; empty where all have the same."""
+    """Return the number of clients with each cap; empty if all have the same."""
     if not statement.groups:
         return TextSection("")
     rows = tuple((TextCell(epsilon(group.epsilon)), TextCell(str(group.clients))) for group in statement.groups)

@@ -96,7 +96,9 @@ def _remembered(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"format {value['format']!r}")
         return list(value["cells"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise ConfigError(f"{path} is not what a grid leaves ({problem}): choose another --out") from problem
+        raise ConfigError(
+            f"cannot read {path} as the list of a grid's runs ({problem}): restore the file, or choose another --out"
+        ) from problem
 
 
 class Pace:

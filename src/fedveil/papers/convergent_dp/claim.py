@@ -116,7 +116,10 @@ def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: in
     """
     smooth, rounds, clients = positive("smoothness", smoothness), at_least("rounds", rounds, 1), at_least("clients", clients, 1)
     if not proximal > smooth:
-        raise ConfigError(f"Theorem 4 of Noisy-FedAvg needs alpha > L, got alpha = {proximal} and L = {smooth}")
+        raise ConfigError(
+            f"proximal = {proximal:g} is not above smoothness = {smooth:g}: Theorem 4 of Noisy-FedAvg holds only for alpha > L, "
+            f"where `proximal` is alpha and `smoothness` is L: raise the one or lower the other"
+        )
     unit = 2 * positive("clip", clip) / (math.sqrt(clients) * proximal * positive("noise_std", noise_std))
     shrink = math.tanh(0.5 * rounds * (math.log(proximal) - math.log(proximal - smooth)))
     return unit * math.sqrt((2 * proximal - smooth) / smooth * shrink)
@@ -191,5 +194,8 @@ def printed_sensitivity_fedprox(clip: float, proximal: float, smoothness: float,
     Source: Noisy-FedAvg, Table 2.
     """
     if not proximal > smoothness:
-        raise ConfigError(f"Table 2 of Noisy-FedAvg needs alpha > L, got alpha = {proximal} and L = {smoothness}")
+        raise ConfigError(
+            f"proximal = {proximal:g} is not above smoothness = {smoothness:g}: Table 2 of Noisy-FedAvg holds only for alpha > "
+            "L, where `proximal` is alpha and `smoothness` is L: raise the one or lower the other"
+        )
     return proximal / (proximal - smoothness), 2 * positive("clip", clip) / (at_least("clients", clients, 1) * proximal)

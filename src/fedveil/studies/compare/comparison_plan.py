@@ -70,7 +70,7 @@ class ComparisonSpec:
             raise ConfigError(f"--epsilon {bad[0]:g}: an epsilon is a number above 0, or inf for no noise")
         if self.by == "claimed" and math.inf in self.epsilons:
             raise ConfigError(
-                "--epsilon inf is a run without noise, of which nothing is claimed: leave it out, or use --by proven"
+                "--epsilon inf is a run without noise, for which nothing is claimed: leave it out, or use --by proven"
             )
 
 

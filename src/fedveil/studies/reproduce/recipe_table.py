@@ -128,7 +128,10 @@ class Line:
 
 
 def lines(done: Reproduction) -> Iterator[Line]:
-    """Return all values, row by row and column by column; a row without any value has one line."""
+    """Yield one line per value, row by row and column by column.
+
+    A row that could not be run has one line if the paper has no value for it, else one line per published value.
+    """
     for outcome in done.outcomes:
         if outcome.problem and not any(v is not None for v in outcome.row.published):
             yield Line(outcome.row.labels, "", None, None, None, 0, None, outcome.problem)

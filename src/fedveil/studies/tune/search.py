@@ -66,7 +66,7 @@ class SearchSpec:
     def __post_init__(self) -> None:
         check_grid(self.grid)
         if self.config.privacy.selection is not None:
-            raise ConfigError("privacy.selection is what this command writes: leave it out")
+            raise ConfigError("privacy.selection is written by this command: leave it out")
         if self.config.privacy.epsilon is None:
             raise ConfigError("privacy.epsilon is not set: give the guarantee that the search is to have")
         if self.config.run.engine == "flower":
@@ -75,8 +75,8 @@ class SearchSpec:
             return
         if not self.config.data.client_test_fraction:
             raise ConfigError(
-                "what is chosen by the test set scores too well on it, so the clients' own examples decide, and there are none: "
-                "set data.client_test_fraction, such as 0.2; or give --by-test-set, and the statement says so"
+                "a setting chosen by the test set scores too well on it, so the clients' own test examples decide, and there "
+                "are none: set data.client_test_fraction, such as 0.2; or give --by-test-set, and the statement says so"
             )
         check_score(task_of(self.config), tests=True)
 
@@ -192,8 +192,8 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
             best = max(best, _tried(candidates[i], prepared[i], work, best))
         if best == -math.inf:
             raise FedveilError(
-                "no run of the search could be finished, and why stays secret, like the runs; the charge stays: try the settings "
-                "on public data first (fedveil tune --on)"
+                "no run of the search could be finished, and the reason is secret, as the runs are; the charge remains: try "
+                "the settings on public data first (fedveil tune --on)"
             )
         copy_public(work / "best", out / WINNER)
     except KeyboardInterrupt:
@@ -251,8 +251,8 @@ def _charge_search(config: Config, candidate: Config, out: Path) -> None:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         begun = "holds a search that was begun and charged" if (out / BOOKED).exists() else "exists and is not empty"
         raise ConfigError(
-            f"{out} {begun}: a search is never continued, since its end would tell of its first part, and a new one is charged "
-            f"anew: choose another --out"
+            f"{out} {begun}: a search cannot be continued, since its end would reveal something about its first part, and a "
+            "new one is charged again: choose another --out"
         )
     experiment = replace(resolve(candidate), budget=SharedBudgetSpec(config.privacy.budget, config.run.name))
     method, s = experiment.method, experiment.setting

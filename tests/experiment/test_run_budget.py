@@ -31,7 +31,7 @@ def test_a_spent_budget_ends_the_run_with_its_last_model(tmp_path: Path, monkeyp
         assert isinstance(event, SampledGaussian)
         return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - 1e-6)), 2)
 
-    monkeypatch.setattr(build, "filter_for", two_releases)
+    monkeypatch.setattr(shared_budget, "filter_for", two_releases)
     config, out = tmp_path / "c.toml", tmp_path / "run"
     config.write_text(CONFIG)
     done = CliRunner().invoke(app, ["run", str(config), "--out", str(out)])

@@ -32,6 +32,7 @@ from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import charged_bound, releases_to, run_variation, sampler_adds, sampler_line
 from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
+from fedveil.tasks.classification import counts_scores
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
@@ -190,6 +191,12 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
     if s.evaluation is None:
         return
     main = s.task.main
+    if s.example_clip is not None and main.name != "accuracy" and not counts_scores(s.task):
+        raise ConfigError(
+            f"privacy.evaluation with training.local = 'dp-sgd' counts the answer to each record alone, and the main metric of "
+            f"task.name = {s.task.name!r} is {main.phrase}: leave it out, or choose a task whose main metric is the accuracy or "
+            f"the area under the ROC curve"
+        )
     if not main.share or main.sign < 0:
         raise ConfigError(
             f"privacy.evaluation counts right answers, and the main metric of task.name = {s.task.name!r} is {main.phrase}: "
@@ -199,11 +206,6 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
         raise ConfigError(
             "privacy.evaluation with privacy.view = 'final': the counts of each round are seen, and that view speaks of the last "
             "model alone: set privacy.view = 'aggregate' or 'server'"
-        )
-    if s.example_clip is not None:
-        raise ConfigError(
-            "privacy.evaluation with training.local = 'dp-sgd': noise is added inside training, and counts would leave without "
-            "any: leave one of them out"
         )
     if math.isinf(proven.epsilon):
         raise ConfigError(
@@ -222,10 +224,19 @@ def evaluation_note(s: Setting) -> list[str]:
     """What leaves beside each update, and at what price."""
     if s.evaluation is None:
         return []
-    counts = f"these counts are {number(100 * s.evaluation.share)} % of its mu^2"
+    counted = "how many of a client's own test examples the global model gets right and how many wrong"
+    if counts_scores(s.task):
+        counted = "how many of a client's own test examples have a score in each of 16 public bins, by class"
+    if s.example_clip is not None:
+        return [
+            f"each release holds {counted}, of at most {s.evaluation.examples}: a test record joins these counts as a training "
+            f"record joins the batches, with the same noise, so they add nothing to epsilon and take nothing from the update "
+            f"(privacy.evaluation.share has no effect here)"
+        ]
     return [
-        f"each release holds how many of a client's own test examples the global model gets right and how many wrong, of at most "
-        f"{s.evaluation.examples}: {counts}, and the noise of the update is {number(s.update_noise)} times as large for it"
+        f"each release holds {counted}, of at most {s.evaluation.examples}: these counts are "
+        f"{number(100 * s.evaluation.share)} % of its mu^2, and the noise of the update is {number(s.update_noise)} times as "
+        f"large for it"
     ]
 
 

@@ -94,6 +94,15 @@ class Classification(Task):
         return means_by_client((output.argmax(1) == target).double(), offsets)
 
 
+SCORE_EDGES = tuple(0.75 * i for i in range(-7, 8))
+"""Logits between the bins in which an evaluation counts test scores: 16 bins, from a probability of 0.5 % to 99.5 %."""
+
+
+def counts_scores(task: Task) -> bool:
+    """Return whether an evaluation counts the task's scores in bins: its main metric is the area under the ROC curve."""
+    return isinstance(task, Binary) and task.main.name == "auc"
+
+
 class Binary(Task):
     """One of two classes: cross-entropy of one logit, that of class 1.
 

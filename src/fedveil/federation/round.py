@@ -328,8 +328,9 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     model, device = context.model, context.model.vector.device
     forks = context.isolation == "pass" and context.in_children
     made = partial(_made_in_child, context, task) if forks else made_here
-    single = isinstance(plan, LocalDpSgd)
-    counts = made(partial(evaluated, context, task, on_nothing=on_nothing, single=single)) if single or not on_nothing else {}
+    counts: dict[str, Tensor] = {}
+    if not on_nothing or isinstance(plan, LocalDpSgd):
+        counts = made(partial(evaluated, context, task, on_nothing=on_nothing, single=isinstance(plan, LocalDpSgd)))
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
@@ -341,7 +342,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
             dp_sgd, context.randomness, key, gradients, context.task, rehearsal, made, forks and context.spec.loop
         )
     source = source if on_nothing else context.gradients(source)
-    if single and counts:
+    if counts and isinstance(plan, LocalDpSgd):
         noisy = counts_of_steps(cast("Counting", source), counts[COUNTS], plan.extras[COUNTS])
         counts = {COUNTS: noisy.reshape(context.door.extras[COUNTS])}
     local = Local(

@@ -32,7 +32,7 @@ from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import charged_bound, releases_to, run_variation, sampler_adds, sampler_line
 from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
-from fedveil.tasks.classification import counts_scores
+from fedveil.tasks.classification import SCORE_EDGES, counts_scores
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
@@ -226,7 +226,7 @@ def evaluation_note(s: Setting) -> list[str]:
         return []
     counted = "how many of a client's own test examples the global model gets right and how many wrong"
     if counts_scores(s.task):
-        counted = "how many of a client's own test examples have a score in each of 16 public bins, by class"
+        counted = f"how many of a client's own test examples have a score in each of {len(SCORE_EDGES) + 1} public bins, by class"
     if s.example_clip is not None:
         return [
             f"each release holds {counted}, of at most {s.evaluation.examples}: a test record joins these counts as a training "

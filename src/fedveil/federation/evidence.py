@@ -91,13 +91,18 @@ def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Ten
     If the main metric is the area under the ROC curve, the result is the number of scores in each bin, by class [2, bins]. If it
     is another one than accuracy, the number of examples is split in proportion to it.
     """
+    return _counted(task, len(y), evidence(task, model, x, y) if len(y) else ())
+
+
+def _counted(task: Task, number: int, results: Evidence) -> Tensor:
+    """Return the counts of so many examples, from their evidence."""
     if counts_scores(task):
-        return _scores_in_bins(*evidence(task, model, x, y)) if len(y) else torch.zeros(2, len(SCORE_EDGES) + 1)
-    score = own_score(task, model, x, y)
+        return _scores_in_bins(*results) if number else torch.zeros(2, len(SCORE_EDGES) + 1)
+    score = task.client_scores(np.array([0, number]), *results)[0] if number else None
     if score is None or math.isnan(score):
         return torch.zeros(2)
-    right = len(y) * min(max(score, 0.0), 1.0)
-    return torch.tensor([right, len(y) - right])
+    right = number * min(max(score, 0.0), 1.0)
+    return torch.tensor([right, number - right])
 
 
 def _scores_in_bins(logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,7 +116,8 @@ def _scores_in_bins(logits: Tensor, targets: Tensor) -> Tensor:
 def cells_by_record(task: Task, model: FlatModel, x: Tensor, y: Tensor, *, strict: bool = False) -> Tensor:
     """Return the counts of each example alone, flat [n, m], private: no example changes another one's, not even by rounding.
 
-    An example on which the network fails has zeros. What the network writes into its parameters is undone.
+    An example on which the network fails, or whose output is not finite, has zeros. What the network writes into its parameters
+    is undone.
 
     Args:
         strict: the examples are public, so a failure raises.
@@ -120,7 +126,9 @@ def cells_by_record(task: Task, model: FlatModel, x: Tensor, y: Tensor, *, stric
     cells = torch.zeros(len(y), shape)
     for i in range(len(y)):
         try:
-            cells[i] = evaluation_counts(task, model, x[i : i + 1], y[i : i + 1]).reshape(-1)
+            results = evidence(task, model, x[i : i + 1], y[i : i + 1])
+            if all(bool(part.isfinite().all()) for part in results):
+                cells[i] = _counted(task, 1, results).reshape(-1)
         except KeyboardInterrupt:
             raise
         except BaseException:

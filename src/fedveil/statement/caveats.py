@@ -408,8 +408,8 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     if batch_norm is not False:
         lines.append(_batch_norm(method, s, proven, known=bool(batch_norm)))
     lines.append(
-        "the test set: figures on it are published without noise, so they protect nobody who is in it, even if the rest of their "
-        "data is trained on"
+        f"{'the test set' if s.evaluation is None else 'the public test set, if the run has one'}: figures on it are published "
+        f"without noise, so they protect nobody who is in it, even if the rest of their data is trained on"
     )
     other = "runs" if s.selection is None else "runs outside this search"
     lines.append(

@@ -197,3 +197,22 @@ def test_while_nobody_has_joined_the_server_waits(tmp_path: Path) -> None:
     machines = Machines(tmp_path / "clients", {}, off=set())
     with pytest.raises(Nobody):
         served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
+
+
+def test_a_test_record_that_does_not_fit_lets_no_other_one_be_counted(tmp_path: Path) -> None:
+    """Only the first test records count, and one that does not fit keeps its place among them."""
+    files(tmp_path)
+    whole = by_record(tmp_path, 0.3).model_dump(mode="json", exclude_none=True)
+    whole["privacy"]["evaluation"] = {"examples": 5}
+    config, file = configure(**whole), tmp_path / "1.csv"
+    tests = client_data(resolve(config), 1, str(file)).client_tests
+    assert tests is not None
+    x = tests.examples(1)[0]
+    assert len(x) == 5
+    lines = file.read_text().splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith(f"{x[2, 0]:.3f}".rstrip("0") + ","))
+    lines[place] = "1,2,7"
+    file.write_text("\n".join(lines))
+    changed = client_data(resolve(config), 1, str(file)).client_tests
+    assert changed is not None
+    assert changed.examples(1)[0].equal(torch.cat([x[:2], x[3:]]))

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import fedveil.experiment.assembly as build
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian
 from fedveil.cli.app import app
 from fedveil.ledger.budget import FixedPlan

@@ -30,8 +30,7 @@ from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.federation.server import evaluation_figures
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.mechanism.plan import Plan, Released, Upload
-from fedveil.release.release_layout import COUNTS
+from fedveil.mechanism.plan import COUNTS, Plan, Released, Upload
 from fedveil.statement.statement_layout import to_dict
 from fedveil.tasks.classification import Classification
 from fedveil.verify import verify_run
@@ -277,7 +276,7 @@ QUANTITIES = {"name": "table", "source": TABLE, "partition": {"kind": "users"}}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no examples": ({"data": {"client_test_fraction": 0.0}}, "set data.client_test_fraction"),
     "final view": ({"privacy": {"view": "final"}}, "that view speaks of the last model alone"),
-    "records": ({"training": {"local": "dp-sgd"}, "privacy": {"unit": "record"}}, "training.local = 'dp-sgd'"),
+    "no share": ({"privacy": {"evaluation": {"examples": 4}}}, "privacy.evaluation.share: missing"),
     "no noise": ({"privacy": {"epsilon": None, "noise_multiplier": 0.0}}, "nothing is proven of this run"),
     "share": ({"privacy": {"evaluation": {"share": 1.0, "examples": 4}}}, "privacy.evaluation.share"),
     "bound": ({"privacy": {"evaluation": {"share": 0.1}}}, "privacy.evaluation.examples"),

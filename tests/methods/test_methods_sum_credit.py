@@ -23,13 +23,12 @@ from fedveil.experiment.certify import certify
 from fedveil.federation.fit import _server_uploads
 from fedveil.federation.progress import Federation
 from fedveil.federation.server import evaluation_figures, server_step
-from fedveil.mechanism.plan import Released, Upload
+from fedveil.mechanism.plan import COUNTS, Released, Upload
 from fedveil.methods.base import Fixed, MethodConfig, Release, Summed, SumServer, UploadServer, gaussian_plan, mean
 from fedveil.methods.run_cost import check_declared, is_sum_equivalent
 from fedveil.methods.setting import Setting
 from fedveil.papers.aldp_fl.baselines import LDPFed
 from fedveil.papers.ladp_fl.baselines import NbAFL
-from fedveil.release.release_layout import COUNTS
 from fedveil.training.local import State
 from fedveil.training.params import Layout
 

@@ -11,8 +11,8 @@ import torch
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.mechanisms import Banded, Participation
-from fedveil.mechanism.plan import DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan
-from fedveil.release.release_layout import COUNTS, EvaluationCounts
+from fedveil.mechanism.plan import COUNTS, DpSgd, Extra, LocalDpSgd, Plan, Raw, UnprovenPlan
+from fedveil.release.release_layout import EvaluationCounts
 from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2,)))
@@ -51,7 +51,7 @@ def test_the_price_is_that_of_the_update_alone(name: str, share: float, factor: 
         Plan(clip=1.0, noise_std=1.0, extras={"within": Extra(0.5, 0.0)}),
         UnprovenPlan(clip=1.0, noise_std=1.0, reason="it reads raw gradients"),
         Plan(clip=1.0, noise_std=1.0, support=torch.zeros(5, dtype=torch.bool)),
-        LocalDpSgd(step=DpSgd(1.0, 1.0, 0.1, 3, 10.0, 100)),
+        LocalDpSgd(step=DpSgd(1.0, 0.0, 0.1, 3, 10.0, 100)),
         Plan(clip=1.0, noise_std=1.0, place="sum", mechanism=Banded((1.0, 0.5), 4, Participation(2, 2))),
         Raw(("update",), lambda update: Plan(), "it reads the update"),
     ],

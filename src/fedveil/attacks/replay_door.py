@@ -21,9 +21,9 @@ from fedveil.attacks.replay_record import Diary, RecordedLedger, RecordedRandomn
 from fedveil.errors import FedveilError
 from fedveil.mechanism.cost import promises, step_exponent, step_sensitivity
 from fedveil.mechanism.mechanisms import Independent
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload
+from fedveil.mechanism.plan import Extra, LocalDpSgd, Plan, Raw, Upload
 from fedveil.release.door import CompiledPlan, Door
-from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.dpsgd import PerExampleGradient, counts_exponent
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _above(name: str, square: Fraction, bound: float) -> str:
 
 
 Releases = Mapping[tuple[int, ...], Any]
-"""The releases of the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
+"""The releases of the first world: uploads by (round, client), noisy gradients by (round, client, step), counts by -1 - step."""
 
 PLANS = "plans"
 UPLOADS = "uploads and sums, but for their numbers"
@@ -288,6 +288,23 @@ class RecordedGradient:
         if key in self.first:
             grad.copy_(self.first[key])
         return loss
+
+    def count(self, cells: Tensor, extra: Extra, step: int) -> NDArray[np.int64]:
+        """Return the counts of the source, or those of the first world."""
+        (round, client), exponent = self.own.key, counts_exponent(extra)
+        self.noise.drawn.clear()
+        released = self.own.count(cells, extra, step)
+        wanted = np.full(len(released), extra.noise_std * 2.0**-exponent)
+        self.diary.verdict(DRAWN, round, client, _unlike_plan(self.noise.drawn, wanted))
+        _note_noise(self.diary, round, client, self.noise.drawn)
+        total = released - sum((noise for _, noise in self.noise.drawn), np.zeros_like(released))
+        whole = ("the counts of a step", 0, len(total), exponent, float("inf"))
+        counts = Measured(total, (whole,), self.adjacency.factor * extra.clip, len(total))
+        self.diary.note("private", SENSITIVITY, round, client, counts)
+        self.diary.note("private", BATCHES, round, client, (len(cells), self.own.plan.rate, self.own.joined))
+        key = (round, client, -1 - step)
+        self.diary.note("release", "", round, client, (key, released))
+        return cast("NDArray[np.int64]", self.first.get(key, released))
 
 
 def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,14 +15,13 @@ from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
 from fedveil.data.split import client_test_split
 from fedveil.errors import ConfigError
-from fedveil.experiment.assembly import Prepared, prepare
+from fedveil.experiment.assembly import Prepared, placeholders, prepare
 from fedveil.federation.clients import Clients
 from fedveil.methods.method import weighting_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.data.catalogue import Info
     from fedveil.experiment.experiment import DataSpec, Experiment
 
 
@@ -30,7 +29,8 @@ def public_part(experiment: Experiment) -> Prepared:
     """Return the server's data: the public test set, and no example of any client.
 
     The numbers of clients and of their examples are read from the configuration, not counted. With `data.source` only its test
-    file is opened; otherwise the data set of the catalogue is loaded, and its test set is used.
+    file is opened, and without one the test set is empty, if clients score the model; otherwise the data set of the catalogue
+    is loaded, and its test set is used.
 
     Raises:
         ConfigError: the test set is missing, public data would be taken from the clients' examples, or clients would be weighted
@@ -53,10 +53,14 @@ def public_part(experiment: Experiment) -> Prepared:
             dataset = features.of(dataset)
     else:
         test = _table(spec).test_file
-        if test is None:
+        if test is None and experiment.setting.evaluation is None:
             raise ConfigError(
-                "data.source.test_file: missing; over several machines the server needs a public test file: give its path"
+                "data.source.test_file: missing; over several machines the server has a public one of its own, or clients score "
+                "the model on examples of theirs, with noise: set data.source.test_file, or privacy.evaluation"
             )
+        if test is None:
+            prepared = empty_client_data(experiment)
+            return replace(prepared, test=(prepared.test[0][:0], prepared.test[1][:0]))
         dataset = _only(spec, test)
     return _prepared(experiment, dataset, {})
 
@@ -91,8 +95,13 @@ def client_data(
     partition, tests = alone.partition, None
     if spec.section.client_test_fraction:
         partition, test_parts = client_test_split(partition, spec.section.client_test_fraction, seed=spec.seed)
-        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, test_parts)
+        counts = experiment.setting.evaluation
+        held = test_parts[client][: None if counts is None else counts.examples]
+        valid = _indices(experiment, {client: held[fits[held]]})
+        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, valid)
     indices = partition.clients[client]
+    if experiment.setting.example_clip is not None:
+        indices = indices[: experiment.setting.example_cap]  # before invalid rows are left out, which would let others move up
     return replace(_prepared(experiment, dataset, {client: indices[fits[indices]]}), client_tests=tests)
 
 
@@ -104,7 +113,7 @@ def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) 
     """
     info, source = experiment.population.data, _of_client(experiment.data, file)
     rows = list(source.rows())
-    x, y = _zeros(info, len(rows))
+    x, y = placeholders(info, len(rows))
     for i, row in enumerate(rows):
         if not isinstance(row, str):
             x[i], y[i] = row
@@ -116,32 +125,28 @@ def _row_by_row(experiment: Experiment, file: str, tell: Callable[[str], None]) 
         row = rows[int(fits.argmin())]
         why = row if isinstance(row, str) else "numbers beyond float32 when they are normalised"
         tell(f"{(~fits).sum()} of {len(fits)} rows are not as the configuration says, and take no part; the first: {why}")
-    return Dataset(info, x, y, *_zeros(info, 1)), fits
+    return Dataset(info, x, y, *placeholders(info, 1)), fits
 
 
 def empty_client_data(experiment: Experiment) -> Prepared:
     """Return the data of a client whose examples are invalid: none, so that it releases zero with noise."""
     info = experiment.population.data
-    x, y = _zeros(info, 1)
+    x, y = placeholders(info, 1)
     return _prepared(experiment, Dataset(info, x, y, x, y), {})
 
 
-def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return placeholder inputs and targets."""
-    x = np.zeros((count, *info.input_shape), "int64" if info.vocabulary else "float32")
-    return x, np.zeros((count, *info.target.shape), info.target.dtype)
-
-
 def _prepared(experiment: Experiment, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
-    population, nothing = experiment.population, np.empty(0, np.int64)
-    each = [parts.get(c, nothing) for c in range(population.clients)]
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in each])]).astype(np.int64)
-    partition = Partition(
-        ClientIndices(np.concatenate(each), offsets), experiment.data.section.partition["kind"], experiment.seed
-    )
+    partition = Partition(_indices(experiment, parts), experiment.data.section.partition["kind"], experiment.seed)
     clients = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, partition.clients)
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
-    return Prepared(dataset, partition, clients, None, test, None, population)
+    return Prepared(dataset, partition, clients, None, test, None, experiment.population)
+
+
+def _indices(experiment: Experiment, parts: dict[int, NDArray[np.int64]]) -> ClientIndices:
+    """Return the examples of these clients; all others have none."""
+    each = [parts.get(c, np.empty(0, np.int64)) for c in range(experiment.population.clients)]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in each])]).astype(np.int64)
+    return ClientIndices(np.concatenate(each), offsets)
 
 
 def _table(spec: DataSpec) -> TableSource:

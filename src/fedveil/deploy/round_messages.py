@@ -40,7 +40,7 @@ from fedveil.errors import FedveilError, UpdateRefused
 from fedveil.federation.plain_state import decode, encode
 from fedveil.ledger.budgeted_ledger import naming_bits
 from fedveil.mechanism.cost import on_grid, plan_digest
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, lets_statistics_out, reason_of, step_of
+from fedveil.mechanism.plan import COUNTS, LocalDpSgd, Plan, Raw, Released, lets_statistics_out, reason_of, step_of
 from fedveil.release.door import Door
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.training.local import State
@@ -308,7 +308,12 @@ def _checked(door: Door, plan: Plan, released: Tensor | None, *, noised: bool) -
     if released.dtype != (torch.int64 if integers else torch.float32):
         raise UpdateRefused(f"the release is {released.dtype}, and the plan asks for {'integers' if integers else 'float32'}")
     if not integers:
-        norm = float(torch.linalg.vector_norm(released, dtype=torch.float64))
+        if not bool(released.isfinite().all()):
+            raise UpdateRefused("the release has numbers that are not finite")
+        parts = door.parts.places.items()
+        counts = [place for name, place in parts if name == COUNTS and isinstance(plan, LocalDpSgd)]  # with a bound of their own
+        bounded = torch.cat([released[: counts[0].start], released[counts[0].stop :]]) if counts else released
+        norm = float(torch.linalg.vector_norm(bounded, dtype=torch.float64))
         if not norm <= _most_float(door, plan):
             raise UpdateRefused(f"the release has norm {norm:.4g}, more than the plan allows")
         return released

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from fedveil.training.local import LocalSpec
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
     from fedveil.experiment.experiment import DataSpec, Experiment
@@ -134,11 +137,20 @@ def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
 
 
 def public_examples(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return four public examples by position, of different classes if possible: a test set may be sorted by class."""
-    x, y = prepared.test
+    """Return four public examples by position, of different classes if possible: a test set may be sorted by class.
+
+    Without a test set they are made up.
+    """
+    x, y = prepared.test if len(prepared.test[1]) else map(torch.from_numpy, placeholders(prepared.dataset.info, 4))
     first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
     chosen = torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
     return x[chosen], y[chosen]
+
+
+def placeholders(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return made-up inputs and targets: zeros."""
+    x = np.zeros((count, *info.input_shape), "int64" if info.vocabulary else "float32")
+    return x, np.zeros((count, *info.target.shape), info.target.dtype)
 
 
 def spec_for(setting: Setting, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> LocalSpec:

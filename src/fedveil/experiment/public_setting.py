@@ -203,7 +203,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         )
     if p.evaluation is not None and not config.data.client_test_fraction:
         raise ConfigError(
-            "privacy.evaluation counts right answers on examples that clients keep from training, and there are none: set "
+            "privacy.evaluation counts answers on examples that clients keep from training, and there are none: set "
             "data.client_test_fraction, such as 0.2"
         )
     private = p.epsilon is not None or p.noise_multiplier is not None or p.noise_cohort is not None
@@ -231,7 +231,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         final_model=config.run.final_model,
         selection=None if p.selection is None else p.selection.spec(),
         grid_bits=p.grid_bits,
-        evaluation=None if p.evaluation is None else p.evaluation.spec(),
+        evaluation=None if p.evaluation is None else p.evaluation.spec(dp_sgd=t.local == "dp-sgd"),
         noise_cohort=None if p.noise_cohort is None else p.noise_cohort.spec(),
         public_split=config.data.public_fraction > 0,
         divided_by=_divided_by(config),

@@ -210,15 +210,25 @@ class SelectionSection(Section):
 class EvaluationSection(Section):
     """Counts of the global model's right and wrong answers on each client's own test examples, included in its release.
 
-    share: of each release's mu squared that the counts get. examples: most examples of a client that count, a public number.
+    share: of each release's mu squared that the counts get; without effect under DP-SGD. examples: most examples of a client
+    that count, a public number.
     """
 
-    share: float = Field(gt=0, lt=1)
+    share: float | None = Field(None, gt=0, lt=1)
     examples: int = Field(ge=1, le=10**9)
 
-    def spec(self) -> EvaluationCounts:
-        """Return the specification with the section's values."""
-        return EvaluationCounts(**self.model_dump())
+    def spec(self, *, dp_sgd: bool) -> EvaluationCounts:
+        """Return the specification with the section's values.
+
+        Raises:
+            ConfigError: the share is missing, and the update has to give one.
+        """
+        if self.share is None and not dp_sgd:
+            raise ConfigError(
+                "privacy.evaluation.share: missing; it is the part of each release's privacy, in mu squared, that counts get: "
+                "set it to a number between 0 and 1, such as 0.1"
+            )
+        return EvaluationCounts(0.0 if dp_sgd or self.share is None else self.share, self.examples)
 
 
 class NoiseCohortSection(Section):

@@ -97,11 +97,11 @@ def public_statistics(federation: Federation, progress: Progress) -> Tensor | No
 
 
 def evaluate(federation: Federation, progress: Progress) -> Record:
-    """Return scores of the current final model on the public test set and on the clients' own test sets."""
+    """Return scores of the current final model on the public test set, if there is one, and on the clients' own test sets."""
     model = load_final_model(federation, progress)
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
-        scores = public_scores(task, model, *federation.test)
+        scores = public_scores(task, model, *federation.test) if len(federation.test[1]) else {}
         row = {} if tests is None else {f"client_{task.main.name}": _client_scores(federation, model, tests)}
         row |= _personal_scores(federation, progress)
     return Record(scores, row) if shows_models(federation.setting) else Record({}, scores | row)

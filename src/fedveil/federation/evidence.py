@@ -11,6 +11,7 @@ import torch
 
 from fedveil.errors import ConfigError
 from fedveil.release.noise import Randomness
+from fedveil.tasks.classification import SCORE_EDGES, counts_scores
 from fedveil.tasks.task import in_full
 
 if TYPE_CHECKING:
@@ -87,10 +88,51 @@ def client_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | 
 def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     """Return how many of a client's examples the model gets right and wrong [2], private; zeros without examples.
 
-    If the task's main metric is not an accuracy, the number of examples is split in proportion to the metric.
+    If the main metric is the area under the ROC curve, the result is the number of scores in each bin, by class [2, bins]. If it
+    is another one than accuracy, the number of examples is split in proportion to it.
     """
-    score = client_score(task, model, x, y)
+    return _counted(task, len(y), evidence(task, model, x, y) if len(y) else ())
+
+
+def _counted(task: Task, number: int, results: Evidence) -> Tensor:
+    """Return the counts of so many examples, from their evidence."""
+    if counts_scores(task):
+        return _scores_in_bins(*results) if number else torch.zeros(2, len(SCORE_EDGES) + 1)
+    score = task.client_scores(np.array([0, number]), *results)[0] if number else None
     if score is None or math.isnan(score):
         return torch.zeros(2)
-    right = len(y) * min(max(score, 0.0), 1.0)
-    return torch.tensor([right, len(y) - right])
+    right = number * min(max(score, 0.0), 1.0)
+    return torch.tensor([right, number - right])
+
+
+def _scores_in_bins(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the number of scores in each bin, by class [2, bins]; NaN is in none."""
+    logits, counts = logits.reshape(-1), torch.zeros(2, len(SCORE_EDGES) + 1)
+    valid = ~logits.isnan()
+    bins = torch.bucketize(logits[valid].double(), torch.tensor(SCORE_EDGES, dtype=torch.float64), right=True)
+    return counts.index_put_(((targets[valid] == 1).long(), bins), torch.ones(len(bins)), accumulate=True)
+
+
+def cells_by_record(task: Task, model: FlatModel, x: Tensor, y: Tensor, *, strict: bool = False) -> Tensor:
+    """Return the counts of each example alone, flat [n, m], private: no example changes another one's, not even by rounding.
+
+    An example on which the network fails, or whose output is not finite, has zeros. What the network writes into its parameters
+    is undone.
+
+    Args:
+        strict: the examples are public, so a failure raises.
+    """
+    shape, before = evaluation_counts(task, model, x[:0], y[:0]).numel(), model.vector.clone()
+    cells = torch.zeros(len(y), shape)
+    for i in range(len(y)):
+        try:
+            results = evidence(task, model, x[i : i + 1], y[i : i + 1])
+            if all(bool(part.isfinite().all()) for part in results):
+                cells[i] = _counted(task, 1, results).reshape(-1)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            if strict:
+                raise
+        model.vector.copy_(before)
+    return cells

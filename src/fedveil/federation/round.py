@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 import numpy as np
 import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
-from fedveil.federation.evidence import evaluation_counts
+from fedveil.federation.evidence import cells_by_record, evaluation_counts
 from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import promises
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
+from fedveil.mechanism.plan import COUNTS, LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
 from fedveil.methods.run_cost import Planner
-from fedveil.release.dpsgd import Pass, PerExampleGradient, made_here
-from fedveil.release.release_layout import COUNTS, EvaluationCounts
+from fedveil.release.dpsgd import Counting, Pass, PerExampleGradient, counts_of_steps, made_here
+from fedveil.release.release_layout import EvaluationCounts
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
@@ -283,7 +283,7 @@ def sealed_outcome(
                 work.plan if terms is None else terms,
                 task.client,
                 task.released.round,
-                extras={} if isinstance(work, Failure) else work.extras,
+                extras={} if made is None else made.extras,
                 weight=task.weight,
                 buffers=None if isinstance(work, Failure) else work.buffers,
             )
@@ -330,7 +330,9 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     model, device = context.model, context.model.vector.device
     forks = context.isolation == "pass" and context.in_children
     made = partial(_made_in_child, context, task) if forks else made_here
-    counts = {} if on_nothing else made(partial(evaluated, context, task))
+    counts: dict[str, Tensor] = {}
+    if not on_nothing or isinstance(plan, LocalDpSgd):
+        counts = made(partial(evaluated, context, task, on_nothing=on_nothing, single=isinstance(plan, LocalDpSgd)))
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
@@ -341,11 +343,15 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         source = PerExampleGradient(
             dp_sgd, context.randomness, key, gradients, context.task, rehearsal, made, forks and context.spec.loop
         )
+    source = source if on_nothing else context.gradients(source)
+    if counts and isinstance(plan, LocalDpSgd):
+        noisy = counts_of_steps(cast("Counting", source), counts[COUNTS], plan.extras[COUNTS])
+        counts = {COUNTS: noisy.reshape(context.door.extras[COUNTS])}
     local = Local(
         model,
         task.released.model.to(device, copy=True),
         context.spec,
-        source if on_nothing else context.gradients(source),
+        source,
         context.randomness.generator("batches", t, task.client),
         round=t,
         support=None if executed is None else executed.support,
@@ -380,13 +386,20 @@ def _state_of(context: Context, task: ClientTask) -> Any:
     return mapped(lambda tensor: tensor.to(device, copy=True), task.private)
 
 
-def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
-    """Return counts on the client's own test examples, if the run has them; this loads the global model."""
-    if context.evaluation is None or context.tests is None:
+def evaluated(context: Context, task: ClientTask, *, single: bool = False, on_nothing: bool = False) -> dict[str, Tensor]:
+    """Return counts on the client's own test examples, if the run has them; this loads the global model.
+
+    Args:
+        single: return the counts of each example, flat [n, m]. on_nothing: as if the client had no examples.
+    """
+    if context.evaluation is None:
         return {}
-    x, y = (part[: context.evaluation.examples] for part in context.tests.examples(task.client))
+    tests, most = context.tests or context.clients, 0 if on_nothing or context.tests is None else context.evaluation.examples
+    x, y = (part[:most] for part in tests.examples(task.client))
     context.model.load(task.released.model)
     context.model.load_buffers(context.buffers if task.buffers is None else task.buffers)
+    if single:
+        return {COUNTS: cells_by_record(context.task, context.model, x, y, strict=context.rehearsal)}
     return {COUNTS: evaluation_counts(context.task, context.model, x, y)}
 
 

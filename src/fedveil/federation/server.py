@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from fedveil.errors import ConfigError
 from fedveil.federation.history import reads_private_data, reserved
 from fedveil.federation.private_code import found_by
 from fedveil.mechanism.cost import per_layer, promises
-from fedveil.mechanism.plan import LocalDpSgd
+from fedveil.mechanism.plan import COUNTS, LocalDpSgd, step_of
 from fedveil.methods.method import CoverageMean, Summed, SumServer, UploadServer, weighting_of
 from fedveil.release.dpsgd import step_noise
-from fedveil.release.release_layout import COUNTS
 from fedveil.release.sealed import AGGREGATE
 from fedveil.training.local import HasMetrics
 
@@ -266,6 +265,8 @@ def _noise(variances: Sequence[Tensor], uploads: Sequence[Upload], layout: Layou
 def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | None) -> Row:
     """Return what a round's counts say about the model at its start; post-processing of releases.
 
+    Under DP-SGD each test record is counted as often as it joined a step, which is random, too.
+
     Args:
         uploads: of the round, or one mean of them. senders: number of uploads, if they are not summed.
 
@@ -276,16 +277,58 @@ def evaluation_figures(s: Setting, uploads: Sequence[Upload], senders: int | Non
         return {}
     summed = uploads[0].client < 0
     divided_by = s.cohort if senders is None or s.scope.view is not View.SERVER else senders
-    counts = torch.stack([u.extras[COUNTS] for u in uploads]).double().sum(0)
+    expected = [_times_counted(u.plan) for u in uploads]
+    counts = torch.stack([u.extras[COUNTS].double() / times for u, times in zip(uploads, expected, strict=True)]).sum(0)
     shares = divided_by if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, one per planned client
-    noise = math.sqrt(shares * sum(u.plan.extras[COUNTS].noise_std ** 2 for u in uploads))
-    right, wrong = (counts * (divided_by if summed else 1)).tolist()
-    total = right + wrong
-    if not total >= _CLEAR * math.sqrt(2) * noise:
+    variance = sum(_counts_variance(u.plan) / times**2 for u, times in zip(uploads, expected, strict=True))
+    noise = math.sqrt(shares * variance)
+    counts = counts * (divided_by if summed else 1)
+    groups = counts if counts.dim() == 2 else counts[None]  # both classes have to stand out of the noise
+    if not bool((groups.sum(1) >= _CLEAR * math.sqrt(groups.shape[1]) * noise).all()):
         return {}
-    share, metric = right / total, f"noisy_{s.task.main.name}"
-    deviation = noise * math.hypot(share, 1 - share) / total
-    return {metric: min(max(share, 0.0), 1.0), f"{metric}_std": deviation, "noisy_examples": total}
+    metric, steps = f"noisy_{s.task.main.name}", [step for step in map(step_of, (u.plan for u in uploads)) if step is not None]
+    sampled = max(((1 - step.rate) / (step.rate * step.steps) for step in steps), default=0.0)
+    value, variance_of = _auc(counts) if counts.dim() == 2 else _share(counts)
+    deviation = math.sqrt(variance_of(noise**2 + sampled * counts.clamp_min(0)))
+    return {metric: min(max(value, 0.0), 1.0), f"{metric}_std": deviation, "noisy_examples": float(counts.sum())}
+
+
+Variance = Callable[["Tensor"], float]
+"""Function from the variance of each count to that of a figure."""
+
+
+def _counts_variance(plan: Plan) -> float:
+    """Return the variance of a client's noise on each count; under DP-SGD that of all steps."""
+    step = step_of(plan)
+    return plan.extras[COUNTS].noise_std ** 2 * (1 if step is None else step.steps)
+
+
+def _times_counted(plan: Plan) -> float:
+    """Return how often a test record is expected to be counted in a round."""
+    step = step_of(plan)
+    return 1.0 if step is None else step.rate * step.steps
+
+
+def _share(counts: Tensor) -> tuple[float, Variance]:
+    """Return the share of right answers among (right, wrong)."""
+    share, total = float(counts[0] / counts.sum()), counts.sum()
+    slopes = torch.tensor([1 - share, -share], dtype=counts.dtype) / total
+    return share, lambda variances: float((slopes**2 * variances).sum())
+
+
+def _auc(counts: Tensor) -> tuple[float, Variance]:
+    """Return the area under the ROC curve of scores in bins [2, bins], class 0 first; scores in one bin are tied.
+
+    The variance is that of the bilinear form divided by the sizes of the classes, to first order in these, with the product of
+    the noises of both classes.
+    """
+    negative, positive = counts
+    order = torch.ones(len(negative), len(negative), dtype=counts.dtype).tril(-1)  # [bin of class 1, bin of class 0]
+    order += 0.5 * torch.eye(len(negative), dtype=counts.dtype)
+    area = float(positive @ order @ negative / (positive.sum() * negative.sum()))
+    order = (order - area) / (positive.sum() * negative.sum())
+    slopes, both = torch.stack([positive @ order, order @ negative]), order**2
+    return area, lambda variances: float((slopes**2 * variances).sum() + variances[1] @ both @ variances[0])
 
 
 def client_figures(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.finite_precision import norm_excess, sum_error
 from fedveil.accounting.gaussian import mu_groups, mu_groups_joint
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.errors import ConfigError
 from fedveil.mechanism.grid import exponent_for
-from fedveil.mechanism.plan import DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
+from fedveil.mechanism.plan import COUNTS, DpSgd, LocalDpSgd, Plan, UnprovenPlan, reason_of
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout
@@ -99,8 +100,14 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:
             return Unbounded("no noise is added (noise_multiplier = 0)")
-        std = step.noise_multiplier * step.clip
-        return SampledGaussian(step.rate, std / step_sensitivity(step, layout.dimension, scope.adjacency), step.steps)
+        if others := sorted(plan.extras.keys() - {COUNTS}):
+            raise ConfigError(f"under DP-SGD no extra of a method can leave, for it has no noise: leave {others} out of the plan")
+        multiplier = step.noise_multiplier * step.clip / step_sensitivity(step, layout.dimension, scope.adjacency)
+        for counts in plan.extras.values():  # of test records, each of which moves the counts of a step and no gradient
+            if not counts.noise_std:
+                return Unbounded("the counts of an evaluation leave without noise")
+            multiplier = min(multiplier, counts.noise_std / (scope.adjacency.factor * counts.clip))
+        return SampledGaussian(step.rate, multiplier, step.steps)
     in_server_view = scope.view is View.SERVER
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+COUNTS = "evaluation"
+"""Name of the extra that holds counts on a client's own test examples."""
+
 
 @dataclass(frozen=True)
 class DpSgd:
@@ -121,7 +124,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class LocalDpSgd(Plan):
-    """Plan of a release with record-level privacy inside training; the door adds no noise."""
+    """Plan of a release with record-level privacy inside training; the door adds no noise.
+
+    The extra `COUNTS` is noised inside training as well, in as many steps; its clip and noise are those of each step.
+    """
 
     step: DpSgd = field(kw_only=True)
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, final
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.mechanism.mechanisms import Participation
-from fedveil.mechanism.plan import Plan, Released, Upload
+from fedveil.mechanism.plan import COUNTS, Plan, Released, Upload
 from fedveil.methods.setting import Setting
-from fedveil.release.release_layout import COUNTS
 from fedveil.training.local import Client, State
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ class Method(Protocol):
 
 def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
     """Return the shape of each extra of a release: those of the method, and the counts of an evaluation."""
-    return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
+    return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: s.counts_shape})}
 
 
 def participation_of(method: Method, s: Setting) -> Participation | None:

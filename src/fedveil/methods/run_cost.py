@@ -246,6 +246,7 @@ def run_variation(method: Method, s: Setting) -> float:
         one += s.rounds * total_variation(s.clients)
     if s.example_clip is not None:  # a word for each example that can join
         one += draws * total_variation(s.example_cap)
+        one += 0 if s.evaluation is None else draws * total_variation(s.evaluation.examples)
     if s.selection is not None:
         one = s.selection.runs * (one + total_variation(1))
     return min(1.0, one)

@@ -10,7 +10,7 @@ from fedveil.accounting.types import Scope, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import DpSgd
 from fedveil.release.release_layout import EvaluationCounts
-from fedveil.tasks.classification import Classification
+from fedveil.tasks.classification import SCORE_EDGES, Classification, counts_scores
 from fedveil.tasks.task import Task
 from fedveil.training.local import LocalSpec
 from fedveil.training.optimizer import OptimizerSpec
@@ -58,7 +58,7 @@ class Setting:
         final_model: the model that the run returns (see `fedveil.federation.evaluation`).
         selection: how the run was chosen among others of equal price, or None for a single run.
         grid_bits: of the released grid, if it differs from that of the method's mechanism; it costs no privacy.
-        evaluation: counts released with each update, or None.
+        evaluation: counts released with each update, or None; see `counts_shape`.
         noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this federation.
         public_split: whether a part of the training set is public and belongs to no client.
         divided_by: the option that divides the records by their classes, or in an unknown way, or an empty string.
@@ -113,6 +113,11 @@ class Setting:
     def update_noise(self) -> float:
         """Return the factor on z in the noise of updates: above 1 if evaluation counts take a share of each release."""
         return 1.0 if self.evaluation is None else (1 - self.evaluation.share) ** -0.5
+
+    @property
+    def counts_shape(self) -> tuple[int, ...]:
+        """Return the shape of the counts: [right, wrong], or the number of scores in each bin, for class 0 and class 1."""
+        return (2, len(SCORE_EDGES) + 1) if counts_scores(self.task) else (2,)
 
     @property
     def tail_rounds(self) -> int:

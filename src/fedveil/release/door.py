@@ -23,9 +23,9 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.cost import event_of, on_grid, per_layer, plan_digest
 from fedveil.mechanism.grid import Clipping, from_grid
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Upload, copied, reason_of
+from fedveil.mechanism.plan import COUNTS, LocalDpSgd, Plan, Raw, Upload, copied, reason_of
 from fedveil.release.noise import DrawnNoise
-from fedveil.release.release_layout import COUNTS, Charger, ReleaseLayout, row_of
+from fedveil.release.release_layout import Charger, ReleaseLayout, row_of
 from fedveil.release.sealed import (
     AGGREGATE,
     Contribution,

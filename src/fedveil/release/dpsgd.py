@@ -13,20 +13,23 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
 from fedveil.gradients.gradient_blocks import Block, clipped_sum
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import step_exponent
+from fedveil.mechanism.grid import exponent_for
 from fedveil.tasks.classification import Classification
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedveil.mechanism.plan import DpSgd
+    from fedveil.mechanism.plan import DpSgd, Extra
     from fedveil.release.noise import Randomness
     from fedveil.tasks.task import Task
     from fedveil.training.local import Local, LocalSpec
@@ -66,6 +69,7 @@ class PerExampleGradient:
     rehearsal: bool = False
     made: Callable[..., dict[str, Any]] = made_here
     singly: bool = False
+    joined: int = field(default=0, init=False)
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
     _of_batch: list[float] = field(default_factory=list, init=False)
@@ -127,6 +131,20 @@ class PerExampleGradient:
             total = integers.to(torch.float64).mul_(step)
         model.grad.copy_(total.div_(self.plan.expected))
         return model.vector.new_full((), torch.nan)
+
+    def count(self, cells: Tensor, extra: Extra, step: int) -> NDArray[np.int64]:
+        """Return the noisy sum [m] of the cells [n, m] of test records that join one step, on the grid of `counts_exponent`.
+
+        A record's cells have norm at most `extra.clip`, and it joins as a training record joins a batch. `joined` is the number
+        that did, which is private.
+        """
+        grid_step = 2.0 ** counts_exponent(extra)
+        chosen = self.randomness.coins(self.plan.rate, len(cells), "tests", *self.key, step)
+        self.joined = len(chosen)
+        integers = np.floor(cells.double().numpy() / grid_step).astype(np.int64)
+        noise = self.randomness.integers(extra.noise_std / grid_step, cells.shape[1], "counts", *self.key, step)
+        total: NDArray[np.int64] = noise + integers[chosen].sum(0)
+        return total
 
     def _sum(self, model: FlatModel, x: Tensor, y: Tensor, step: int) -> Tensor:
         """Return the sum [d] of clipped gradients, computed for `together` examples at a time.
@@ -191,6 +209,30 @@ class PerExampleGradient:
 
     def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor, step: int, first: int) -> Tensor:
         return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1], step, first + i) for i in range(len(y))]).sum(0)
+
+
+class Counting(Protocol):
+    """Gradient source that also releases counts of test records, in each step of a round."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of the round."""
+        ...
+
+    def count(self, cells: Tensor, extra: Extra, step: int) -> NDArray[np.int64]:
+        """Return the noisy integers [m] of a step; see `PerExampleGradient.count`."""
+        ...
+
+
+def counts_of_steps(source: Counting, cells: Tensor, extra: Extra) -> Tensor:
+    """Return the sum [m] of the noisy counts of all steps of a round, in float32: post-processing of their releases."""
+    total = sum((source.count(cells, extra, step) for step in range(source.steps)), np.zeros(cells.shape[1], np.int64))
+    return torch.from_numpy(total).to(torch.float64).mul_(2.0 ** counts_exponent(extra)).to(torch.float32)
+
+
+def counts_exponent(extra: Extra) -> int:
+    """Return the exponent of the grid of counts: that of their noise, but in [-30, 0]: whole numbers lie on it, and fit."""
+    return min(max(exponent_for(extra.noise_std), -30), 0)
 
 
 def _filled(part: Tensor, length: int) -> Tensor:

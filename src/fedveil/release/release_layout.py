@@ -1,7 +1,11 @@
 """The layout of a release, its row in the ledger, and the counts of an evaluation that it includes.
 
-Both counts of a client add up to at most a public number of examples, which therefore bounds their L2 norm. They are part of the
+All counts of a client add up to at most a public number of examples, which therefore bounds their L2 norm. They are part of the
 same release as the update, and the noise of everything else grows so that the release costs the same as without them.
+
+Under DP-SGD they are further coordinates of its steps. Each step adds up the cells of the test records that join it, with the
+rate of a batch and the noise of a gradient. A record has either a gradient, of norm at most the clip, or a cell, of norm at most
+1, and joins each step independently, so the price of the steps is that of the gradients alone.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.cost import active_layers, per_layer, plan_mu
 from fedveil.mechanism.grid import Group, exponent_for
-from fedveil.mechanism.plan import Extra, LocalDpSgd, Plan, Raw, reason_of
+from fedveil.mechanism.plan import COUNTS, Extra, LocalDpSgd, Plan, Raw, reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -203,16 +207,13 @@ def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
     return [c if i in sent else 0.0 for i, c in enumerate(clips)], per_layer(plan.noise_std, layout)
 
 
-COUNTS = "evaluation"
-"""Name of this extra: [right, wrong]."""
-
-
 @dataclass(frozen=True)
 class EvaluationCounts:
-    """Counts of right and wrong answers as part of each release.
+    """Counts of right and wrong answers, or of scores in bins, as part of each release.
 
     Args:
-        share: of the release's mu^2, in (0, 1). examples: most examples of a client that count.
+        share: of the release's mu^2, in (0, 1); 0 under DP-SGD, whose counts take nothing from the update. examples: most
+            examples of a client that count.
     """
 
     share: float
@@ -224,9 +225,13 @@ class EvaluationCounts:
         With noise s on an update and extras of mu m, s / sqrt(1 - share) leaves them sqrt(1 - share) m, and noise
         examples / (sqrt(share) m) leaves the counts sqrt(share) m.
 
+        Under DP-SGD the counts have the noise multiplier of the gradients, and nothing else changes.
+
         Raises:
             ConfigError: the plan promises nothing, or sends nothing, so no noise can be shared with the counts.
         """
+        if isinstance(plan, LocalDpSgd) and plan.step.noise_multiplier:
+            return replace(plan, extras={**plan.extras, COUNTS: Extra(1.0, plan.step.noise_multiplier)})
         mu = reason_of(plan) or ("" if isinstance(plan, Raw) else plan_mu(plan, layout, 1))
         if isinstance(plan, Raw) or isinstance(mu, str) or not mu or isinstance(plan, LocalDpSgd) or plan.mechanism.stateful:
             reason = mu if isinstance(mu, str) else "nothing is sent, or its noise is drawn elsewhere"

@@ -12,7 +12,7 @@ import torch
 from fedveil.errors import UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.cost import per_layer
-from fedveil.mechanism.plan import Plan, Upload, lets_statistics_out
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, lets_statistics_out
 from fedveil.release.release_layout import ReleaseLayout
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ def _clip_exactly_(vector: Tensor, bound: float) -> None:
 
 
 def float_clipped(vector: Tensor, plan: Plan, parts: ReleaseLayout) -> Tensor:
-    """Return update and extras [D], clipped in floats."""
+    """Return update and extras [D], clipped in floats; under DP-SGD training has clipped and noised the extras."""
     update = clipped(vector[: parts.model.dimension], plan, parts.model)
     extras = [vector[place].clone() for place in parts.places.values()]
-    for name, part in zip(parts.extras, extras, strict=True):
+    for name, part in () if isinstance(plan, LocalDpSgd) else zip(parts.extras, extras, strict=True):
         _clip_exactly_(part, plan.extras[name].clip)
     return torch.cat([update, *extras]) if extras else update
 
@@ -128,7 +128,8 @@ def float_clipped(vector: Tensor, plan: Plan, parts: ReleaseLayout) -> Tensor:
 def float_noised(vector: Tensor, plan: Plan, parts: ReleaseLayout, randomness: Randomness, name: tuple[int, int]) -> Tensor:
     """Add float32 noise to a float32 vector [D], and clip it to `plan.clamp` in place. name: of the noise, (round, client)."""
     d = parts.model.dimension
-    if any(per_layer(plan.noise_std, parts.model)) or any(extra.noise_std for extra in plan.extras.values()):
+    extras_noised = any(extra.noise_std for extra in plan.extras.values()) and not isinstance(plan, LocalDpSgd)
+    if any(per_layer(plan.noise_std, parts.model)) or extras_noised:
         noise = randomness.normal(parts.dimension, *name)
         if isinstance(plan.noise_std, int | float):
             noise[:d].mul_(plan.noise_std)

@@ -32,6 +32,7 @@ from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import charged_bound, events_in_view, run_variation, sampler_adds, sampler_line
 from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
+from fedveil.tasks.classification import SCORE_EDGES, counts_scores
 
 if TYPE_CHECKING:
     from fedveil.methods.method import Method
@@ -193,6 +194,12 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
     if s.evaluation is None:
         return
     main = s.task.main
+    if s.example_clip is not None and main.name != "accuracy" and not counts_scores(s.task):
+        raise ConfigError(
+            f"privacy.evaluation with training.local = 'dp-sgd' counts the answer to each record alone, and the main metric of "
+            f"task.name = {s.task.name!r} is {main.phrase}: leave it out, or choose a task whose main metric is the accuracy or "
+            f"the area under the ROC curve"
+        )
     if not main.share or main.sign < 0:
         raise ConfigError(
             f"privacy.evaluation counts right answers, and the main metric of task.name = {s.task.name!r} is {main.phrase}: "
@@ -202,11 +209,6 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
         raise ConfigError(
             "privacy.evaluation with privacy.view = 'final': the counts of each round are seen, and that view speaks of the last "
             "model alone: set privacy.view = 'aggregate' or 'server'"
-        )
-    if s.example_clip is not None:
-        raise ConfigError(
-            "privacy.evaluation with training.local = 'dp-sgd': noise is added inside training, and counts would be released "
-            "without noise: leave one of them out"
         )
     if math.isinf(proven.epsilon):
         raise ConfigError(
@@ -225,10 +227,19 @@ def evaluation_note(s: Setting) -> list[str]:
     """Describe the counts released with each update, and their price."""
     if s.evaluation is None:
         return []
-    counts = f"these counts are {number(100 * s.evaluation.share)} % of its mu^2"
+    counted = "how many of a client's own test examples the global model gets right and how many wrong"
+    if counts_scores(s.task):
+        counted = f"how many of a client's own test examples have a score in each of {len(SCORE_EDGES) + 1} public bins, by class"
+    if s.example_clip is not None:
+        return [
+            f"each release holds {counted}, of at most {s.evaluation.examples}: a test record joins these counts as a training "
+            f"record joins the batches, with the same noise, so they add nothing to epsilon and take nothing from the update "
+            f"(privacy.evaluation.share has no effect here)"
+        ]
     return [
-        f"each release holds how many of a client's own test examples the global model gets right and how many wrong, of at most "
-        f"{s.evaluation.examples}: {counts}, and the noise of the update is {number(s.update_noise)} times as large for it"
+        f"each release holds {counted}, of at most {s.evaluation.examples}: these counts are "
+        f"{number(100 * s.evaluation.share)} % of its mu^2, and the noise of the update is {number(s.update_noise)} times as "
+        f"large for it"
     ]
 
 
@@ -400,8 +411,8 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     if batch_norm is not False:
         lines.append(_batch_norm(method, s, proven, known=bool(batch_norm)))
     lines.append(
-        "the test set: figures on it are published without noise, so they protect nobody who is in it, even if the rest of their "
-        "data is trained on"
+        f"{'the test set' if s.evaluation is None else 'the public test set, if the run has one'}: figures on it are published "
+        f"without noise, so they protect nobody who is in it, even if the rest of their data is trained on"
     )
     other = "runs" if s.selection is None else "runs outside this search"
     lines.append(

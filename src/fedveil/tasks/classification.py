@@ -94,6 +94,15 @@ class Classification(Task):
         return means_by_client((output.argmax(1) == target).double(), offsets)
 
 
+SCORE_EDGES = tuple(map(float, range(-4, 5)))
+"""Logits between the 10 bins in which an evaluation counts test scores: more bins would hold more noise in all."""
+
+
+def counts_scores(task: Task) -> bool:
+    """Return whether an evaluation counts the task's scores in bins: its main metric is the area under the ROC curve."""
+    return isinstance(task, Binary) and task.main.name == "auc"
+
+
 class Binary(Task):
     """One of two classes: cross-entropy of one logit, that of class 1.
 

@@ -83,7 +83,7 @@ class RowCosts:
             return "is of another kind than the releases that the statement lists"
         if row["reads"] != "[]" or (not x.steps and ((row["grid"] or "null") == "null" or row["mechanism"] == "none")):
             return "is charged as if it left as integers with noise, chosen without the data, and says that it did not"
-        mu, clips, stds = _mu(row["clip"], row["noise_std"], row["whole_clip"], row["extras"])
+        mu, clips, stds = _mu(row["clip"], row["noise_std"], row["whole_clip"], row["extras"], x.steps)
         alone = factor * mu if row["coordinates"] else 0.0
         uploads = x.sharers if row["participants"] is None else min(row["participants"], x.sharers)
         shares = round((alone / charged) ** 2) if row["client"] < 0 < charged < alone < math.inf else 1
@@ -113,8 +113,11 @@ class RowCosts:
 
 
 @lru_cache(maxsize=4096)
-def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str) -> tuple[float, set[float], set[float]]:
-    """Return the largest norm of shift / std of a release (fractional knapsack; inf without noise), clips, noises to 9 digits."""
+def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str, steps: bool) -> tuple[float, set[float], set[float]]:
+    """Return the largest norm of shift / std of a release (fractional knapsack; inf without noise), clips, noises to 9 digits.
+
+    In steps of DP-SGD a record moves either the gradients or the counts of test records.
+    """
     clips = [math.inf if c is None else float(c) for c in json.loads(clip_text)]
     stds = [float(s) for s in json.loads(noise_text)]
     left, total, layers = math.inf if whole is None else whole * whole, 0.0, len(clips) - len(json.loads(extras))
@@ -124,4 +127,6 @@ def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str) -> tu
             total += square / (std * std) if std else math.inf
             left -= square
     others = [c / s if s else math.inf for c, s in zip(clips[layers:], stds[layers:], strict=True) if c > 0]
-    return math.hypot(math.sqrt(total), *others), set(clips), {float(f"{std:.9g}") for std in stds}
+    apart = steps and extras == '["evaluation"]'
+    mu = max(math.sqrt(total), *others) if apart else math.hypot(math.sqrt(total), *others)
+    return mu, set(clips), {float(f"{std:.9g}") for std in stds}

@@ -10,7 +10,8 @@ import typer
 
 from fedveil.accounting import types
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.cli.command_options import AsJson, TrustPlugins, import_trusted, print_json
+from fedveil.cli.command_options import AsJson, TrustPlugins, checked, import_trusted, print_json
+from fedveil.ledger.files import require_budget
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +98,9 @@ def create(
 
 
 @budget_app.command(epilog="Example: fedveil budget show ward.budget")
-def show(path: Annotated[Path, typer.Argument(help="The budget.")], as_json: AsJson = False) -> None:
+def show(
+    path: Annotated[Path, typer.Argument(help="The budget.", callback=checked(require_budget))], as_json: AsJson = False
+) -> None:
     """Show what each project released and its epsilon, the epsilon of all together, and what is left."""
     from fedveil.ledger.population_budget import open_budget, spending
 

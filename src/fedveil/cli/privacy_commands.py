@@ -27,6 +27,7 @@ from fedveil.cli.command_options import (
     require_there,
     with_shorthands,
 )
+from fedveil.experiment.given_paths import require_output, require_output_folder
 
 if TYPE_CHECKING:
     from fedveil.statement.statement import Statement
@@ -48,7 +49,7 @@ def plan(
     epsilon: Epsilon = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
+    """Print which rounds, clients per round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
     from fedveil.cli.privacy_terminal import print_plan
     from fedveil.experiment.certify import plan_table
 
@@ -197,9 +198,14 @@ def attack(
             help="What the attacker knows, separated by commas: mask,noise,clip,aux (default), labels, others; or none."
         ),
     ] = None,
-    defence: Annotated[str, typer.Option(help="run: the configured method; none: raw updates, for comparison.")] = "run",
+    defence: Annotated[
+        Literal["run", "none"], typer.Option(help="run: the configured method; none: raw updates, for comparison.")
+    ] = "run",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for attack-KIND.json and .png; by default the run directory.")
+        Path | None,
+        typer.Option(
+            help="Directory for attack-KIND.json and .png; by default the run directory.", callback=checked(require_output_folder)
+        ),
     ] = None,
     overrides: Overrides = None,
     trust_plugins: TrustPlugins = False,
@@ -211,15 +217,16 @@ def attack(
 
         print_kinds(target)
         return
-    _require_kind(kind)
     from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
+
+    _require_kind(kind)
+    knowledge = PUBLIC if knows is None else known_as(knows)
+    options = AttackOptions(images, batch, restarts, steps, seed, round, knowledge, defence)
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render
     from fedveil.experiment.run_directory import plain
 
     import_trusted(target, trust_plugins)
-    knowledge = PUBLIC if knows is None else known_as(knows)
-    options = AttackOptions(images, batch, restarts, steps, seed, round, knowledge, defence)  # type: ignore[arg-type]
     finished = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
     if as_json:
         print_json(plain(finished.record))
@@ -250,7 +257,11 @@ def ledger(
 
 
 @commands.command(epilog="Example: fedveil explore --out privacy.html")
-def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
+def explore(
+    out: Annotated[Path, typer.Option(help="HTML file to write.", callback=checked(require_output))] = Path(
+        "privacy-explorer.html"
+    ),
+) -> None:
     """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
     from fedveil.report.explorer import write_explorer
 

@@ -14,7 +14,7 @@ from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.files import head_path, owner_only_folder, read_head
+from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 
 Cap = GdpFilter | RdpFilter
@@ -126,8 +126,7 @@ def open_budget(path: str | Path) -> PopulationBudget:
         LedgerError: the ledger is missing or damaged, or belongs to a single run.
     """
     path = Path(path)
-    if not path.exists() and not head_path(path).exists():
-        raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
+    require_budget(path)
     with Ledger.open(path, read_only=True) as ledger:
         meta = ledger.meta.get("budget")
     try:

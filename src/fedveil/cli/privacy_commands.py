@@ -27,6 +27,7 @@ from fedveil.cli.command_options import (
     require_there,
     with_shorthands,
 )
+from fedveil.errors import ConfigError
 from fedveil.experiment.given_paths import require_output, require_output_folder
 
 if TYPE_CHECKING:
@@ -70,11 +71,12 @@ def certify(
     institution: ForInstitution = None,
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
-    from fedveil.cli.privacy_terminal import check_alone, print_for_institution
+    if institution is not None and (as_json or markdown):
+        raise ConfigError(f"--as {institution} has a format of its own: omit --json and --markdown")
+    from fedveil.cli.privacy_terminal import print_for_institution
     from fedveil.experiment.certify import certify_config
     from fedveil.statement.statement_layout import read_statement
 
-    check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
         statement = certify_config(configuration(config, preset, with_shorthands(overrides, seed, epsilon), trust_plugins))
         if institution is not None:

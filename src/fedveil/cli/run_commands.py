@@ -55,6 +55,11 @@ def run(
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
     wanted = configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins)
+    if track and not wanted.run.plugins:
+        from fedveil.experiment.tracking import TRACKERS
+
+        for name in track:
+            TRACKERS.require(name, "--track")
     path = _train(wanted, resume or out, quiet, resume is not None)
     if not quiet:
         print_next({**_after(path), f"fedveil publish {path} FOLDER": "copies what may be shown of it"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.accounting import types
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Scope, Unit, View, small
 from fedveil.cli.command_options import AsJson, TrustPlugins, checked, import_trusted, print_json
 from fedveil.ledger.files import require_budget
 
@@ -37,7 +37,7 @@ def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -
 
     from fedveil.ledger.population_budget import percent
 
-    delta = f"delta = {budget.cap.delta:g}"
+    delta = f"delta = {small(budget.cap.delta)}"
     promise = escape(f"{budget.path}: {budget.cap.quotes}; {budget.scope}")
     console.print(f"[bold]Budget[/] {promise}", highlight=False, soft_wrap=True)
     if not spent.rows:

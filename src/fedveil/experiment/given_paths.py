@@ -70,6 +70,8 @@ def require_one_run(path: Path) -> None:
         pages = [str(path / name) for name in ("compare.html", "runs.html") if (path / name).is_file()]
         where = f"its pages are {' and '.join(pages)}; its" if pages else "its"
         raise ConfigError(f"{path} is not one run but a grid of them: {where} run directories lie under {path / 'cells'}")
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist, so it is not a run directory: give one that `fedveil run` left")
     if not (path / "config.toml").is_file():
         raise ConfigError(f"{path} is not a run directory (it has no config.toml): give one that `fedveil run` left")
 

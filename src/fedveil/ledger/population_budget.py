@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Event, Scope, Unbounded
+from fedveil.accounting.types import Event, Scope, Unbounded, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
@@ -85,8 +85,8 @@ class PopulationBudget:
         return (
             f"privacy.budget = '{self.path}': this run plans to spend {percent(asked / self.cap.limit)} of the budget"
             f" ({self.cap.quotes}), and {percent(left / self.cap.limit)}{whose} is left, which is epsilon = "
-            f"{rounded_down(self.epsilon(left)):g} at delta = {self.cap.delta:g}. Nothing was trained or released: plan fewer "
-            f"rounds or more noise (fedveil budget show {self.path} lists what was spent)"
+            f"{rounded_down(self.epsilon(left)):g} at delta = {small(self.cap.delta)}. Nothing was trained or released: plan "
+            f"fewer rounds or more noise (fedveil budget show {self.path} lists what was spent)"
         )
 
     def epsilon(self, spent: Fraction) -> float:
@@ -155,7 +155,7 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
                 file.unlink()
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
-            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is "
+            f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
             f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts"
         )
     return budget

@@ -5,7 +5,7 @@
   const { cell, data, el, fold, head, scroll, section, statementList, table, verbatim, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
-  const range = (score) => (score.share ? { min: 0, max: 100 } : {});
+  const range = ({ limits }, series) => (limits ? { min: Math.min(limits[0], ...series.flatMap((s) => s.points.map(([, y]) => y))), max: limits[1] } : {});
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
@@ -57,7 +57,7 @@
   };
 
   /** A chart of history's columns, as the page's values describe it; none where nothing in it moves or differs. */
-  function columnChart({ title, axis, share, whole, series }) {
+  function columnChart({ title, axis, share, limits, series }) {
     const level = new Set(
       series.map(({ group, column }) => (groups[group].curves[column] ? "moves" : (groups[group].constant[column] ?? null))).filter((v) => v !== null),
     );
@@ -75,7 +75,7 @@
     const seeds = groups.map((g) => g.seeds.length).filter((n) => n > 1);
     const n = [...new Set([Math.min(...seeds), Math.max(...seeds)])].join(" to ");
     const spread = drawn.some((s) => s.band) ? `Mean over seeds; the band is its 95 % confidence interval in each round (Student's t, n = ${n} seeds).` : "";
-    return chart(title, { label: "round", whole: true }, { label: axis, ...(whole ? { min: 0, max: 100 } : logIf(drawn)) }, drawn, {}, spread);
+    return chart(title, { label: "round", whole: true }, { label: axis, ...(limits ? range({ limits }, drawn) : logIf(drawn)) }, drawn, {}, spread);
   }
   const columnCharts = (list) => {
     const drawn = list.map(columnChart).filter(Boolean);
@@ -210,7 +210,7 @@
     const note = `All at ${promise}.${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
     const at = series.map((s) => s.points[0][0]);
     const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
-    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score) }, series, {}, note);
+    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score, series) }, series, {}, note);
   }
 
   function result() {
@@ -360,7 +360,7 @@
       chart(
         title,
         { label: "round", whole: true },
-        { label: score.axis, ...range(score) },
+        { label: score.axis, ...range(score, over) },
         over,
         {},
         several ? "" : "Median client; the band goes from the worst tenth to the best tenth.",
@@ -390,7 +390,7 @@
     } else {
       const c = held[0][0].clients;
       const all = [...c.final, ...c.personal];
-      const [from, to] = score.share ? [0, 100] : [Math.min(...all), Math.max(...all)];
+      const [from, to] = score.limits ? [Math.min(score.limits[0], ...all), score.limits[1]] : [Math.min(...all), Math.max(...all)];
       const bin = (v) => Math.min(19, Math.floor((20 * (v - from)) / (to - from || 1) + 1e-9));
       const bins = (values) => Array.from({ length: 20 }, (_, b) => [format(from + (b * (to - from)) / 20), values.filter((v) => bin(v) === b).length]);
       const bars = [

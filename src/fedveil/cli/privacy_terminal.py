@@ -150,7 +150,7 @@ def print_plan(rows: Sequence[PlannedRow], configured: Config) -> None:
         typer.echo(f"not possible: {reason}")
     typer.echo(
         "recommended: the best plan that protects what privacy.unit names. yours: the configuration.\n"
-        "clients: of a round. R: noise over all rounds against signal.\n"
+        "clients: per round. R: noise over all rounds against signal.\n"
         "accuracy kept: of what is above chance without noise, about as linear models did (docs/utility.md)"
     )
 

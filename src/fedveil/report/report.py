@@ -18,6 +18,7 @@ from fedveil.experiment.recorded_run import RunData, experiment_of, group_names,
 from fedveil.experiment.verification import verification
 from fedveil.report.privacy_section import card_of, outcome_values, privacy_values, spent_values
 from fedveil.report.web_page import render, write_html
+from fedveil.statement.glossary import TERMS
 from fedveil.studies.statistics import constant, curve, last, layers, spread, thinned
 from fedveil.tasks.task import Column
 from fedveil.verify import Verification
@@ -183,6 +184,7 @@ def page_values(
             for scope in promises
         ],
         "verification": outcome_values(checked or {}),
+        "glossary": TERMS,
     }
 
 

@@ -88,7 +88,8 @@ def check_delta(delta: float, units: int, unit: Unit, *, allow_vacuous_delta: bo
     if is_vacuous(delta, units) and not allow_vacuous_delta:
         raise ConfigError(
             f"privacy.delta = {small(delta)} is not below 1 / {units} (the number of {unit}s), so publishing one {unit} at "
-            f"random would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run anyway"
+            f"random would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run "
+            f"anyway"
         )
 
 

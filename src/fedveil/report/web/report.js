@@ -530,7 +530,7 @@
   }
   result();
   training();
-  section("privacy", "Privacy", spending(), each(statement));
+  section("privacy", "Privacy", spending(), each(statement), fold("Glossary: what the words mean", facts(Object.entries(data.glossary))));
   methodColumns();
   fairness();
   const partitions = new Set(groups.map((g) => g.partition?.sha256));

@@ -72,7 +72,7 @@ def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: 
     series = [{"group": i, "column": n, "name": groups[i]["name"] if len(groups) > 1 else w["title"]} for i, n, w in kept]
     first: Values = kept[0][2] if kept else {}
     label = _axis_label(title if len(names) > 1 else first["title"], first["axis"]) if first else ""
-    return {"title": title, "axis": label, "share": first.get("share"), "limits": first.get("limits"), "series": series}
+    return {"title": title, "axis": label, "factor": first.get("factor"), "limits": first.get("limits"), "series": series}
 
 
 def _axis_label(title: str, unit: str) -> str:
@@ -102,6 +102,7 @@ def _words(column: Column) -> Values:
         "title": column.words,
         "axis": column.axis,
         "share": column.percent,
+        "factor": column.factor,
         "limits": column.limits if column.better is not None else None,
         "private": "" if column.public else column.phrase,
     }

@@ -64,6 +64,8 @@ class Column:
     def axis(self) -> str:
         """Return the unit, as the label of an axis."""
         unit = self.unit or self.phrase
+        if self._bytes:
+            return f"kB{unit.removeprefix('bytes')}"
         return f"{unit} (%)" if self.percent else unit
 
     @property
@@ -74,7 +76,11 @@ class Column:
     @property
     def factor(self) -> float:
         """Return the factor of values on an axis."""
-        return 100.0 if self.percent else 1.0
+        return 100.0 if self.percent else 1e-3 if self._bytes else 1.0
+
+    @property
+    def _bytes(self) -> bool:
+        return self.unit.startswith("bytes")
 
     @property
     def limits(self) -> tuple[float, float] | None:

@@ -57,7 +57,7 @@
   };
 
   /** A chart of history's columns, as the page's values describe it; none where nothing in it moves or differs. */
-  function columnChart({ title, axis, share, limits, series }) {
+  function columnChart({ title, axis, factor, limits, series }) {
     const level = new Set(
       series.map(({ group, column }) => (groups[group].curves[column] ? "moves" : (groups[group].constant[column] ?? null))).filter((v) => v !== null),
     );
@@ -69,7 +69,7 @@
         kind: "line",
         color: several ? group : k,
         dashed: several ? false : undefined,
-        ...scaled(curve(groups[group], column), share ? 100 : 1),
+        ...scaled(curve(groups[group], column), factor),
       }))
       .filter((s) => s.points.length);
     const seeds = groups.map((g) => g.seeds.length).filter((n) => n > 1);
@@ -253,7 +253,7 @@
   function constants(g) {
     const entries = Object.entries(g.constant).filter(([, v]) => v !== null);
     if (!entries.length) return null;
-    const shown = (column, v) => (column.share ? percent(v) : format(v));
+    const shown = ({ share, factor, axis }, v) => (share ? percent(v) : factor === 1 ? format(v) : `${format(factor * v)} ${axis}`);
     return [el("h3", {}, "Figures that do not change"), facts(entries.map(([k, v]) => [g.columns[k].title, shown(g.columns[k], v)]))];
   }
 
@@ -261,8 +261,8 @@
   function layerCharts(g) {
     const [charts, level] = [[], []];
     for (const [column, layers] of Object.entries(g.layers)) {
-      const { title, axis, share } = g.layer_columns[column];
-      const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, share ? 100 : 1) }));
+      const { title, axis, factor } = g.layer_columns[column];
+      const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, factor) }));
       const moves = series.some(({ points }) => points.some(([, v]) => Math.abs(v - points[0][1]) > 1e-6 * Math.abs(points[0][1])));
       const note = g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "";
       if (moves) charts.push(chart(title, { label: "round", whole: true }, { label: axis, ...logIf(series) }, series, {}, note));

@@ -246,8 +246,8 @@ def test_the_package_of_the_page_attacks_reads_data_and_draws_a_chart(tmp_path: 
     for name, text in files.items():
         (site / name).write_text(text)
     (tmp_path / "c.toml").write_text(
-        '[data]\nname = "blobs"\npartition = { kind = "users" }\n[model]\nname = "linear"\n[method]\nname = "measured"\n[training]\nrounds = 3\n'
-        'clients_per_round = 20\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\nview = "server"\n'
+        '[data]\nname = "blobs"\npartition = { kind = "users" }\n[model]\nname = "linear"\n[method]\nname = "measured"\n'
+        '[training]\nrounds = 3\nclients_per_round = 20\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\nview = "server"\n'
     )
     found = answer(
         site,

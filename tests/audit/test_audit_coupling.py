@@ -86,7 +86,7 @@ def test_a_mask_of_raw_values_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_mechanisms_are_refused() -> None:
-    with pytest.raises(ConfigError, match="once a round"):
+    with pytest.raises(ConfigError, match="once per round"):
         supports_given_releases(trainer("aldp-fl"), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="client level"):
         supports_given_releases(trainer("aldp-fl", unit="record", adjacency="replace_one"), np.random.default_rng(0))

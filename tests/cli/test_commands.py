@@ -22,6 +22,8 @@ from fedveil.methods.method_registry import METHODS
 from fedveil.statement.glossary import TERMS, glossary_page
 from fedveil.studies.reproduce.recipe_list import recipe_names, recipes_of
 
+ROOT = Path(__file__).resolve().parents[2]
+
 CONFIG = """
 [data]
 name = "digits"
@@ -89,6 +91,8 @@ def test_commands_come_in_six_groups() -> None:
     assert {"run", *COMMANDS} <= set(listed)
     groups = [root.get_command(context, name).rich_help_panel for name in listed]
     assert list(dict.fromkeys(groups)) == list(PANELS)
+    rows = [f"| {panel} | {', '.join(f'`{name}`' for name in group)} |" for panel, group in PANELS.items()]
+    assert "\n".join(rows) in (ROOT / "docs/commands.md").read_text()
 
 
 def test_the_keys_of_options_are_those_of_a_configuration() -> None:
@@ -158,6 +162,21 @@ def test_attack_without_a_kind_lists_the_kinds(
         ("run my.toml --out full", "full exists and is not empty"),
         ("run --preset nope/nope", "--preset nope/nope: unknown preset"),
         ("run my.toml --rounds 3", "--set training.rounds=VALUE"),
+        ("report runs/nope", "runs/nope does not exist, so it is not a run directory"),
+        ("predict full table.csv", "full is not a run directory"),
+        ("run --resume runs/nope", "runs/nope holds no run"),
+        ("budget show nope", "there is no budget at nope"),
+        ("attack my.toml --kind nope", "--kind nope: unknown attack"),
+        ("attack my.toml --kind dlg --knows nope", "--knows nope: unknown knowledge"),
+        ("attack my.toml --kind dlg --out my.toml", "cannot write my.toml: it is a file"),
+        ("compare my.toml --methods nope", "--methods nope: unknown method"),
+        ("compare my.toml --methods fedavg --out full", "full is not empty and holds no grid"),
+        ("tune my.toml --try method.clip=[1]", "say where to tune"),
+        ("tune my.toml --on digits --try method.clip=[1] --out my.toml", "cannot write my.toml: it is a file"),
+        ("explore --out my.toml/page.html", "my.toml is a file"),
+        ("methods nope", "method.name = 'nope': unknown method"),
+        ("reproduce ladp-fl --scale nope", "'nope' is not one of 'small', 'paper'"),
+        ("certify my.toml --as dpia --json", "--as dpia has a format of its own"),
     ],
 )
 def test_errors_about_paths_and_options_come_before_anything_large_is_imported(config: Path, words: str, message: str) -> None:

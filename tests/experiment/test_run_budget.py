@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian
 from fedveil.cli.app import app
+from fedveil.experiment import shared_budget
 from fedveil.ledger.budget import FixedPlan
 
 CONFIG = """

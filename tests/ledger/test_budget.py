@@ -63,7 +63,7 @@ def test_the_message_says_what_was_asked_what_is_left_and_for_whom() -> None:
     for part in (
         "asks 100.0000%",
         "75.0000% is left",
-        "epsilon = 1 at delta = 1e-05",
+        "epsilon = 1 at delta = 1e-5",
         str(SERVER),
         "Nothing was released",
         "stop",

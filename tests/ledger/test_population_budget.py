@@ -277,7 +277,7 @@ def test_commands(tmp_path: Path) -> None:
     path, run = tmp_path / "people.budget", CliRunner()
     made = run.invoke(app, ["budget", "create", str(path), "--epsilon", "2", "--delta", "1e-5", "--view", "server"])
     assert made.exit_code == 0
-    assert "epsilon = 2 at delta = 1e-05" in made.output
+    assert "epsilon = 2 at delta = 1e-5" in made.output
     assert open_budget(path).scope == SERVER
     assert "no release yet" in run.invoke(app, ["budget", "show", str(path)]).output
     ledger = open_budget(path).ledger("pilot/7")

@@ -422,7 +422,7 @@ def test_the_terminal_shows_everything_within_80_columns() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     flat = " ".join(text.split())
     for part in (
-        "Epsilon at delta = 1e-05, client level, zero-out",
+        "Epsilon at delta = 1e-5, client level, zero-out",
         "claimed",
         "proven",
         "audited",

@@ -192,7 +192,7 @@ def test_markdown_says_unit_adjacency_view_and_delta_beside_every_epsilon() -> N
     assert "| server | - | inf: uploads carry no noise | -: fedveil audit RUN | 100 % |" in text
     for place in re.finditer(r"epsilon = \S+", text):
         following = text[place.start() : place.start() + 110]
-        assert all(word in following for word in ("delta = 1e-05", "client level", "zero-out", "view")), following
+        assert all(word in following for word in ("delta = 1e-5", "client level", "zero-out", "view")), following
 
 
 # --- what an attacker can do ----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_the_statement_prints_it() -> None:
     assert added < 1e-15 * s.delta
     assert s.notes[-1] == (
         f"the noise sampler is within total variation {variation:.2g} of ideal Gaussian noise over the whole run; that adds "
-        f"{added:.2g} to delta, which delta = 0.001 includes"
+        f"{added:.2g} to delta, which delta = 1e-3 includes"
     )
     bare = certify(DPFedAvg(), h.setting(View.AGGREGATE, noise_multiplier=0.0))
     assert not any("sampler" in note for note in bare.notes), "nothing is proven"

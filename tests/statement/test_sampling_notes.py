@@ -246,7 +246,7 @@ def test_users_with_several_records_are_priced_under_dp_sgd() -> None:
     )
     found = certify(FedAvg(), s)
     assert found.proven.epsilon < two < ten
-    line = f"protected less: epsilon = {at_most(two)} with 2 records, {at_most(ten)} with 10 records (at delta = 1e-05)"
+    line = f"protected less: epsilon = {at_most(two)} with 2 records, {at_most(ten)} with 10 records (at delta = 1e-5)"
     assert any(line in note for note in found.notes)
 
 

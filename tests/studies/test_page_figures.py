@@ -233,7 +233,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/fedanc", "| lambda | target 600 |", 14): lambda row, i: [
         kept("fedanc/fig-5", "accuracy (%)", f"lambda = {row.partition(' ')[0]}", overrides=[[], ["privacy.epsilon=300"]][i])
     ],
-    ("papers/fedanc", "| N, 10 clients a round, target 600 |", 6): lambda row, i: (
+    ("papers/fedanc", "| N, 10 clients per round, target 600 |", 6): lambda row, i: (
         [kept("fedanc/fig-5", "accuracy (%)", f"N = {row}")] if i == 0 else []
     ),
     ("papers/fedanc", "| entries sent |", 16): lambda row, i: [

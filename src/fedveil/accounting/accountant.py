@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedveil.accounting import gaussian, pld, secret_samples, subsampled
 from fedveil.accounting._numbers import least_below, non_negative, numpy_defaults, open_probability, positive
 from fedveil.accounting.gaussian import rdp_epsilon, rdp_log_delta
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded, small
 from fedveil.errors import ConfigError
 
 AccountantName = Literal["auto", "gdp", "rdp", "pld"]
@@ -283,7 +283,7 @@ def _bracket(
         low, place = high, high[0] + max(stride, min(1.2 * high[1], 6.0))
         if place > math.log(1e9):
             raise ConfigError(
-                f"no noise multiplier up to 1e9 reaches epsilon = {epsilon:g} at delta = {delta:g}: "
+                f"no noise multiplier up to 1e9 reaches epsilon = {epsilon:g} at delta = {small(delta)}: "
                 "take fewer rounds or a larger epsilon"
             )
         high = (place, excess(place))

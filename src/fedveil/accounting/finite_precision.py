@@ -29,6 +29,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, open_probability, positive, probability
+from fedveil.accounting.types import small
 from fedveil.errors import ConfigError
 
 Precision = Literal["float32", "float64"]
@@ -210,7 +211,7 @@ def sampler_delta(variation: float, coordinates: int, releases: int, epsilon: fl
     added = total * (1 + math.exp(epsilon)) if epsilon < 700 else (math.inf if total > 0 else 0.0)
     if not added < _LARGEST_PART * delta:
         raise ConfigError(
-            f"the noise sampler's error (total variation {tau:g} a coordinate) adds {added:.3g} to delta = {delta:g}, where less "
-            f"than 1 % of it is allowed: use a more exact sampler, fewer coordinates or releases, or a larger delta"
+            f"the noise sampler's error (total variation {tau:g} a coordinate) adds {added:.3g} to delta = {small(delta)}, where "
+            f"less than 1 % of it is allowed: use a more exact sampler, fewer coordinates or releases, or a larger delta"
         )
     return added

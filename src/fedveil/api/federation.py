@@ -40,7 +40,7 @@ class Federation:
         model: an `nn.Module`, whose parameters are the initial model; a class or function that makes one; or a built-in network.
         task: what is learned, such as `fv.Regression(mean=40, scale=30)`; classification if left out.
         method: such as `fv.DPFedAvg(clip=0.5)` or "fedavg".
-        training: rounds, clients a round, local steps. privacy: the target epsilon, delta, unit and view.
+        training: rounds, clients per round, local steps. privacy: the target epsilon, delta, unit and view.
         data: a data set of the catalogue or of files, and how it is divided among clients; not needed where `fit` gets the data.
         public: what is public about the features. run: seed, engine, plugins.
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class History(Sequence[Mapping[str, Any]]):
-    """The rows of a run's history, one a round, as dicts."""
+    """The rows of a run's history, one per round, as dicts."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = tuple(rows)
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def history(self) -> History:
-        """One row a round."""
+        """One row per round."""
         return History(self._read.history)
 
     @property

@@ -19,7 +19,7 @@ from fedveil.audit.canaries import run_with_canaries
 from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import audit_last_model, pairs, training_subject
-from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
+from fedveil.audit.two_world import Repeats, Run, many_runs, many_sampled_runs
 from fedveil.errors import ConfigError
 from fedveil.executors.select_engine import engine
 from fedveil.experiment.data_card import NOTHING, HandedOver, reopened
@@ -134,14 +134,34 @@ def audit_setting(
         small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     cases = [case, *_claimed_sum(case)]
-    numbered = _numbered(on_step, 3 * len(cases))
-    return [bound for case in cases for bound in _at_the_door(case, rng, n, alpha / len(cases), numbered)]
+    steps = _Steps(on_step, 3 * len(cases))
+    return [bound for case in cases for bound in _at_the_door(case, rng, n, alpha / len(cases), steps)]
 
 
-def _numbered(on_step: Step, steps: int) -> Step:
-    """Return a function that says before each step which one of all it is."""
-    numbers = count(1)
-    return lambda what: on_step(f"step {next(numbers)} of {steps}, {what}")
+@dataclass
+class _Steps:
+    """Steps of an audit, which are told by their number among all."""
+
+    on_step: Step
+    steps: int
+    begun: int = 0
+    name: str = ""
+
+    def begin(self, what: str) -> None:
+        """Tell that the next step begins."""
+        self.begun += 1
+        self.name = f"step {self.begun} of {self.steps}, {what}"
+        self.on_step(self.name)
+
+    def counted(self, run: Run, repeats: Repeats) -> Run:
+        """Return the run, which then tells its number among those of both worlds."""
+        numbers, total = count(1), 2 * (repeats.n + repeats.pilot)
+
+        def counted_run(world: int, rng: np.random.Generator, /) -> float:
+            self.on_step(f"{self.name}, run {next(numbers)} of {total}")
+            return run(world, rng)
+
+        return counted_run
 
 
 def _claimed_sum(case: Case) -> list[Case]:
@@ -152,28 +172,28 @@ def _claimed_sum(case: Case) -> list[Case]:
     return [replace(case, setting=replace(s, scope=replace(s.scope, view=View.AGGREGATE)))]
 
 
-def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
+def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, steps: _Steps) -> list[Audit]:
     """Audit the released bits, one release and, if the run is bounded, several rounds, each at an equal share of alpha."""
     delta, d = case.setting.delta, case.setting.layout.dimension
     planned = events_in_view(case.method, case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
     share = alpha / (3 if bounded else 2)
     what = "one sum" if case.summed else "one release"
-    on_step(f"the bits of {what}")
+    steps.begin(f"the bits of {what}")
     bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
-    on_step(what)
+    steps.begin(what)
     one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
     bounds = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
     if math.isinf(one.epsilon) or not bounded:
         return bounds
     rounds = min(case.setting.participations, ROUNDS)
-    on_step(f"{rounds} rounds{', summed' if case.summed else ''}")
-    return [*bounds, _whole_run(case, rounds, rng, n, share)]
+    steps.begin(f"{rounds} rounds{', summed' if case.summed else ''}")
+    repeats = Repeats.of(n, delta, share)
+    return [*bounds, _whole_run(case, rounds, rng, repeats, steps.counted(run_score(case, rounds), repeats))]
 
 
-def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
+def _whole_run(case: Case, rounds: int, rng: np.random.Generator, repeats: Repeats, run: Run) -> Audit:
     event = sampled_run(case, rounds, rng)
-    run, repeats = run_score(case, rounds), Repeats.of(n, case.setting.delta, alpha)
     if event is not None:
         note = f"canary in {rounds} of {case.setting.rounds} rounds, each by chance {case.rate:.4g}"
         return many_sampled_runs(run, event, case.scope, rng, repeats, note=note)
@@ -185,12 +205,12 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
     """Audit DP-SGD in two worlds and in one run with canaries, each at half of alpha, so that both bounds hold jointly."""
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
-    rounds, on_step = min(setting.participations, ROUNDS), _numbered(on_step, 2)
+    rounds, steps = min(setting.participations, ROUNDS), _Steps(on_step, 2)
     small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
-    on_step(f"{rounds} rounds of DP-SGD, one example")
+    steps.begin(f"{rounds} rounds of DP-SGD, one example")
     bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:
-        on_step(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
+        steps.begin(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
         bounds.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
     return bounds
 
@@ -201,9 +221,9 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
     bounds, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
-    on_step = _numbered(on_step, len(attacks))
+    steps = _Steps(on_step, len(attacks))
     for neighbours, peers in attacks:
-        on_step(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
+        steps.begin(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
         share = alpha / len(attacks)
         one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline

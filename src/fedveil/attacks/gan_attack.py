@@ -74,7 +74,7 @@ class GanAttack(Attack):
     """Run a federation with a curious client in it, and score the images that the client generates.
 
     private: the class to generate. controls: owned classes; by default the class with most of the attacker's examples.
-    fakes: mislabelled images a round (active), from round `warm` on. class_head: whether the attacker trains a class head.
+    fakes: mislabelled images per round (active), from round `warm` on. class_head: whether the attacker trains a class head.
     """
 
     name: ClassVar[str] = "gan"

@@ -217,10 +217,10 @@ def supports_given_releases(trainer: Trainer, rng: np.random.Generator) -> list[
     """Return the supports of every round in two runs coupled to release the same values until then.
 
     Args:
-        trainer: rounds of a client at client level, whose method draws its noise once a round. rng: source of the noise.
+        trainer: rounds of a client at client level, whose method draws its noise once per round. rng: source of the noise.
 
     Raises:
-        ConfigError: the method draws noise more than once a round, or protects records.
+        ConfigError: the method draws noise more than once per round, or protects records.
     """
     if trainer.case.setting.scope.unit is not Unit.CLIENT:
         raise ConfigError("worlds are coupled at client level, where the whole data are swapped: set privacy.unit = 'client'")
@@ -253,7 +253,7 @@ def _once(noise: Tensor) -> Callable[[int], Tensor]:
 
     def draw(n: int) -> Tensor:
         if not unused or n != len(noise):
-            raise ConfigError("coupled worlds need a method that draws noise for the whole update, once a round")
+            raise ConfigError("coupled worlds need a method that draws noise for the whole update, once per round")
         return unused.pop()
 
     return draw

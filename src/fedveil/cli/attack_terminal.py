@@ -128,7 +128,12 @@ def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: boo
 
 def render_replay(run: Replayed, console: Console) -> None:
     """Print the replayed data, and each check with its result."""
-    console.print(f"{run.method}, {run.scope}: {run.rounds} rounds, and again with these releases on neighbouring data:")
+    console.print(
+        f"Leak test of {run.method}, {run.scope}: {run.rounds} rounds, then one client's data are changed and the released "
+        f"values kept; nothing else may change:",
+        soft_wrap=True,
+        highlight=False,
+    )
     for world in run.worlds:
         console.print(f"  {escape(world)}")
     width = max(len(check.check) for check in run.checks)

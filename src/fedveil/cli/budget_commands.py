@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedveil.accounting import types
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.cli.command_options import AsJson, TrustPlugins, import_trusted, print_json
+from fedveil.accounting.types import Adjacency, Scope, Unit, View, small
+from fedveil.cli.command_options import AsJson, TrustPlugins, checked, import_trusted, print_json
+from fedveil.ledger.files import require_budget
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -
 
     from fedveil.ledger.population_budget import percent
 
-    delta = f"delta = {budget.cap.delta:g}"
+    delta = f"delta = {small(budget.cap.delta)}"
     promise = escape(f"{budget.path}: {budget.cap.quotes}; {budget.scope}")
     console.print(f"[bold]Budget[/] {promise}", highlight=False, soft_wrap=True)
     if not spent.rows:
@@ -97,7 +98,9 @@ def create(
 
 
 @budget_app.command(epilog="Example: fedveil budget show ward.budget")
-def show(path: Annotated[Path, typer.Argument(help="The budget.")], as_json: AsJson = False) -> None:
+def show(
+    path: Annotated[Path, typer.Argument(help="The budget.", callback=checked(require_budget))], as_json: AsJson = False
+) -> None:
     """Show what each project released and its epsilon, the epsilon of all together, and what is left."""
     from fedveil.ledger.population_budget import open_budget, spending
 

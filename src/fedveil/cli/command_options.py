@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 from typer.models import OptionInfo
 
-from fedveil.experiment.given_paths import require_configuration, require_exists, require_new, require_run
+from fedveil.experiment.given_paths import (
+    require_configuration,
+    require_exists,
+    require_new,
+    require_run,
+)
 from fedveil.experiment.presets import chosen, names, path_of
 
 if TYPE_CHECKING:
@@ -129,6 +134,13 @@ def _require_configuration_or_run(path: Path) -> None:
         require_run(path)
 
 
+def require_picture(path: Path) -> None:
+    """Refuse a picture that cannot be written, as its drawing would."""
+    from fedveil.drawing import writable
+
+    writable(path)
+
+
 def require_there(what: str) -> Callable[[Path], None]:
     """Return a check that something is at a path; `what` says what should be."""
     return lambda path: require_exists(path, f"{{}} is not {what}")
@@ -180,6 +192,7 @@ DataDirectory = Annotated[
     Path | None,
     typer.Option("--data-dir", "--dir", help="Directory of data sets to look in first, as data.data_dir names it."),
 ]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Number of runs at a time; by default one per core.")]
 NewDirectory = Annotated[
     Path | None, typer.Option(help="Directory to write to; must be new or empty.", callback=checked(require_new))
 ]

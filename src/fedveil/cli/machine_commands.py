@@ -65,6 +65,9 @@ def data_get(
     name: Annotated[str, typer.Argument(help="Name of a data set.", autocompletion=data_set_names)], folder: DataDirectory = None
 ) -> None:
     """Find a data set on this machine, or download it, and check it; what to do by hand where neither works."""
+    from fedveil.data.catalogue import CATALOGUE
+
+    CATALOGUE.require(name)
     from fedveil.data.load import load, located
 
     loaded = load(name, folder)

@@ -27,6 +27,8 @@ from fedveil.cli.command_options import (
     require_there,
     with_shorthands,
 )
+from fedveil.errors import ConfigError
+from fedveil.experiment.given_paths import require_output, require_output_folder
 
 if TYPE_CHECKING:
     from fedveil.statement.statement import Statement
@@ -48,7 +50,7 @@ def plan(
     epsilon: Epsilon = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
+    """Print which rounds, clients per round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
     from fedveil.cli.privacy_terminal import print_plan
     from fedveil.experiment.certify import plan_table
 
@@ -69,11 +71,12 @@ def certify(
     institution: ForInstitution = None,
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
-    from fedveil.cli.privacy_terminal import check_alone, print_for_institution
+    if institution is not None and (as_json or markdown):
+        raise ConfigError(f"--as {institution} has a format of its own: omit --json and --markdown")
+    from fedveil.cli.privacy_terminal import print_for_institution
     from fedveil.experiment.certify import certify_config
     from fedveil.statement.statement_layout import read_statement
 
-    check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
         statement = certify_config(configuration(config, preset, with_shorthands(overrides, seed, epsilon), trust_plugins))
         if institution is not None:
@@ -197,9 +200,14 @@ def attack(
             help="What the attacker knows, separated by commas: mask,noise,clip,aux (default), labels, others; or none."
         ),
     ] = None,
-    defence: Annotated[str, typer.Option(help="run: the configured method; none: raw updates, for comparison.")] = "run",
+    defence: Annotated[
+        Literal["run", "none"], typer.Option(help="run: the configured method; none: raw updates, for comparison.")
+    ] = "run",
     out: Annotated[
-        Path | None, typer.Option(help="Directory for attack-KIND.json and .png; by default the run directory.")
+        Path | None,
+        typer.Option(
+            help="Directory for attack-KIND.json and .png; by default the run directory.", callback=checked(require_output_folder)
+        ),
     ] = None,
     overrides: Overrides = None,
     trust_plugins: TrustPlugins = False,
@@ -211,15 +219,16 @@ def attack(
 
         print_kinds(target)
         return
-    _require_kind(kind)
     from fedveil.attacks.attack_options import PUBLIC, AttackOptions, known_as
+
+    _require_kind(kind)
+    knowledge = PUBLIC if knows is None else known_as(knows)
+    options = AttackOptions(images, batch, restarts, steps, seed, round, knowledge, defence)
     from fedveil.cli.attack_terminal import attack_with_progress
     from fedveil.cli.attack_terminal import render_attack as render
     from fedveil.experiment.run_directory import plain
 
     import_trusted(target, trust_plugins)
-    knowledge = PUBLIC if knows is None else known_as(knows)
-    options = AttackOptions(images, batch, restarts, steps, seed, round, knowledge, defence)  # type: ignore[arg-type]
     finished = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
     if as_json:
         print_json(plain(finished.record))
@@ -250,7 +259,11 @@ def ledger(
 
 
 @commands.command(epilog="Example: fedveil explore --out privacy.html")
-def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
+def explore(
+    out: Annotated[Path, typer.Option(help="HTML file to write.", callback=checked(require_output))] = Path(
+        "privacy-explorer.html"
+    ),
+) -> None:
     """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
     from fedveil.report.explorer import write_explorer
 

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from fedveil.accounting.types import count, epsilon
-from fedveil.errors import ConfigError
 from fedveil.experiment.certify import PlannedRow
 from fedveil.experiment.run_directory import plain
 from fedveil.experiment.verification import TITLES, headline, lines_by_kind, problems
@@ -151,7 +150,7 @@ def print_plan(rows: Sequence[PlannedRow], configured: Config) -> None:
         typer.echo(f"not possible: {reason}")
     typer.echo(
         "recommended: the best plan that protects what privacy.unit names. yours: the configuration.\n"
-        "clients: of a round. R: noise over all rounds against signal.\n"
+        "clients: per round. R: noise over all rounds against signal.\n"
         "accuracy kept: of what is above chance without noise, about as linear models did (docs/utility.md)"
     )
 
@@ -174,12 +173,6 @@ def render_verification(path: Path, verified: Verification, console: Console) ->
         console.print(f"\n{TITLES[kind]}", style=f"bold {_COLOURS[kind]}", highlight=False)
         for line in lines:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def check_alone(institution: Institution | None, as_json: bool, markdown: bool) -> None:
-    """Refuse two output formats at once."""
-    if institution is not None and (as_json or markdown):
-        raise ConfigError(f"--as {institution} has a format of its own: omit --json and --markdown")
 
 
 def print_for_institution(

@@ -16,10 +16,12 @@ from fedveil.cli.command_options import (
     Quiet,
     Seed,
     TrustPlugins,
+    checked,
     configuration,
     print_next,
     with_shorthands,
 )
+from fedveil.experiment.given_paths import require_begun
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
@@ -36,7 +38,10 @@ def run(
     seed: Seed = None,
     epsilon: Epsilon = None,
     quiet: Quiet = False,
-    resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue the interrupted run in this directory.", callback=checked(require_begun)),
+    ] = None,
     track: Annotated[list[str] | None, typer.Option(help="Tracker to use: tensorboard or mlflow; may be repeated.")] = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
@@ -50,6 +55,11 @@ def run(
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
     wanted = configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins)
+    if track and not wanted.run.plugins:
+        from fedveil.experiment.tracking import TRACKERS
+
+        for name in track:
+            TRACKERS.require(name, "--track")
     path = _train(wanted, resume or out, quiet, resume is not None)
     if not quiet:
         print_next({**_after(path), f"fedveil publish {path} FOLDER": "copies what may be shown of it"})

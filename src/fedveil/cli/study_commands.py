@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fedveil.cli.command_options import (
     AsJson,
     DataDirectory,
+    Jobs,
     OptionalConfig,
     Overrides,
     Preset,
@@ -21,6 +22,9 @@ from fedveil.cli.command_options import (
     print_json,
 )
 from fedveil.errors import ConfigError, nearest
+from fedveil.experiment.given_paths import require_grid, require_output_folder
+from fedveil.methods.method_table import METHOD_TABLE
+from fedveil.registry import Registry
 
 commands = typer.Typer()
 
@@ -33,11 +37,10 @@ def _require_recipe(name: str) -> None:
 
 def _require_methods(text: str) -> None:
     """Refuse an unknown method of a comparison."""
-    from fedveil.methods.method_registry import METHODS
-
+    known: Registry[object] = Registry("--methods", "method", METHOD_TABLE)
     for part in text.split(","):
         if part.strip().replace("-", "").isalpha():
-            METHODS.require(part.strip(), "--methods")
+            known.require(part.strip())
 
 
 def _require_data_set(name: str) -> None:
@@ -61,20 +64,24 @@ def compare_methods(
     epsilon: Annotated[
         str, typer.Option(help="Values of epsilon to compare at, separated by commas; inf runs without noise.")
     ] = "2,4,8",
-    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with seeds from run.seed on.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs of each method, with seeds from run.seed on.")] = 3,
     partition: Annotated[
         str, typer.Option(help="Partitions, separated by commas, each kind:key=value; by default the configured one.")
     ] = "",
     by: Annotated[
-        str, typer.Option(help="Which epsilon is made equal: proven, or claimed by the papers (published variants).")
+        Literal["proven", "claimed"],
+        typer.Option(help="Which epsilon is made equal: proven, or claimed by the papers (published variants)."),
     ] = "proven",
     metric: Annotated[
         str,
         typer.Option(help="What to rank by, such as test_f1 or mean_personal_accuracy; by default the main metric of the task."),
     ] = "",
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Directory to write; an interrupted comparison in it is continued.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write; an interrupted comparison in it is continued.", callback=checked(require_grid)),
+    ] = None,
+    jobs: Jobs = None,
     latex: Annotated[bool, flag("--latex", "Print the table in LaTeX (also in compare.tex).")] = False,
     figure: Annotated[str | None, typer.Option(help="Also draw compare.pdf in this size, in inches, such as 3.4x2.4.")] = None,
     font: Annotated[str, typer.Option(help="Font of that figure, FAMILY:POINTS.")] = "",
@@ -85,7 +92,7 @@ def compare_methods(
     _require_methods(methods)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.drawing import Paper
-    from fedveil.studies.compare.comparison_plan import By, ComparisonSpec, seeds_from
+    from fedveil.studies.compare.comparison_plan import ComparisonSpec, seeds_from
 
     spec = ComparisonSpec(
         shared,
@@ -93,7 +100,7 @@ def compare_methods(
         epsilons_of(epsilon),
         seeds_from(shared, seeds),
         partitions=split_list(partition),
-        by=cast(By, by),
+        by=by,
         metric=metric,
     )
     paper = None if figure is None else Paper.of(figure, font)
@@ -106,11 +113,17 @@ def reproduce(
         str | None,
         typer.Argument(help="Recipe or paper to run; omit it to list all.", callback=checked(_require_recipe)),
     ] = None,
-    scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
-    out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
-    seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
+    scale: Annotated[
+        Literal["small", "paper"],
+        typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper."),
+    ] = "small",
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory of runs and results, shared by all recipes.", callback=checked(require_output_folder)),
+    ] = Path("reproduced"),
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs for each row, with different seeds.")] = 1,
     data_dir: DataDirectory = None,
-    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    jobs: Jobs = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only rows of this label, axis=label as in the table, such as epsilon=2; may be repeated."),
@@ -129,7 +142,6 @@ def reproduce(
         return
     labels = _labels_by_axis(only or [])
     from fedveil.cli.study_terminal import listed, reproduce_with_progress
-    from fedveil.studies.reproduce.recipe_files import Scale
     from fedveil.studies.reproduce.recipe_list import recipes_of
     from fedveil.studies.reproduce.reproduction import ReproductionSpec
 
@@ -138,7 +150,7 @@ def reproduce(
         return
     done: list[Any] = []
     for name in recipes_of(recipe):
-        spec = ReproductionSpec(name, cast(Scale, scale), seeds, data_dir, overrides or [], labels, against)
+        spec = ReproductionSpec(name, scale, seeds, data_dir, overrides or [], labels, against)
         done.append(reproduce_with_progress(spec, out, jobs, as_json))
     if as_json:
         print_json(done[0] if len(done) == 1 else done)
@@ -172,29 +184,28 @@ def tune(
         bool, flag("--by-test-set", "Choose by the test set, which then says too much; the statement tells it.")
     ] = False,
     preset: Preset = None,
-    seeds: Annotated[int, typer.Option(help="With --on: runs of each setting, with seeds from run.seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="With --on: runs of each setting, with seeds from run.seed on.")] = 1,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("tuned"),
-    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory to write.", callback=checked(require_output_folder))] = Path("tuned"),
+    jobs: Jobs = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Choose settings: on public data at no cost, by private selection, or by looking at runs on the data themselves."""
+    if [on is not None, private, unaccounted].count(True) != 1:
+        raise ConfigError("say where to tune: --on DATA (public, at no cost), --private (charged) or --unaccounted (composed)")
+    if on is None and seeds != 1:
+        raise ConfigError(f"--seeds {seeds}: on the data themselves each setting runs with the seed of the configuration")
     if on is not None:
         _require_data_set(on)
     from fedveil.accounting.selection import Selection
     from fedveil.cli.study_terminal import look_with_table, search_privately, tune_with_table
-    from fedveil.errors import ConfigError
     from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of
     from fedveil.studies.tune.search import SearchSpec
 
-    if [on is not None, private, unaccounted].count(True) != 1:
-        raise ConfigError("say where to tune: --on DATA (public, at no cost), --private (charged) or --unaccounted (composed)")
     shared, grid = configuration(config, preset, overrides, trust_plugins), grid_of(values)
     if on is not None:
         tune_with_table(TuningSpec(shared, on, grid, seeds), out, jobs)
         return
-    if seeds != 1:
-        raise ConfigError(f"--seeds {seeds}: on the data themselves each setting runs with the seed of the configuration")
     spec = SearchSpec(shared, grid, None if by_test_set else score_noise)
     if private:
         search_privately(spec, out, Selection(runs, shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,11 +17,30 @@ from fedveil.cli.command_options import (
     method_names,
     print_json,
     print_table,
+    require_picture,
     require_there,
 )
-from fedveil.experiment.given_paths import require_run
+from fedveil.experiment.given_paths import require_one_run, require_output
+from fedveil.methods.method_table import METHOD_TABLE
+from fedveil.registry import Registry
 
 commands = typer.Typer()
+_KNOWN: Registry[object] = Registry("method.name", "method", METHOD_TABLE)
+
+
+def _reported(runs: Sequence[Path]) -> Sequence[Path]:
+    """Return the paths that are to be reported: all but folders without a configuration, unless there are no others."""
+    return [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
+
+
+def _require_some_run(runs: Sequence[Path]) -> None:
+    for run in _reported(runs):
+        require_one_run(run)
+
+
+def _require_each_run(runs: Sequence[Path]) -> None:
+    for run in runs:
+        require_one_run(run)
 
 
 @commands.command(epilog="Example: fedveil methods dp-fedavg")
@@ -31,6 +51,8 @@ def methods(
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""
+    if name is not None:
+        _KNOWN.require(name)
     from fedveil.experiment.presets import names, title
     from fedveil.methods.method_registry import METHODS, description
 
@@ -77,8 +99,16 @@ def explain(
 
 @commands.command(epilog="Example: fedveil report runs/first")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
-    out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run directories; runs that differ only in their seed are shown together.", callback=checked(_require_some_run)
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="HTML file to write; by default report.html in the run directory.", callback=checked(require_output)),
+    ] = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Verify runs and write their report: a self-contained page with curves, privacy, fairness, data and settings."""
@@ -87,7 +117,7 @@ def report(
     from fedveil.report.privacy_section import outcome_lines
     from fedveil.report.report import write_report
 
-    reported = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
+    reported = _reported(runs)
     for run in runs:
         if run not in reported:
             typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)
@@ -102,8 +132,7 @@ def report(
 @commands.command(epilog="Example: fedveil plot runs/first --what accuracy,noise")
 def plot(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run directory; several with --against.", callback=checked(lambda runs: [*map(require_run, runs)])),
+        list[Path], typer.Argument(help="Run directory; several with --against.", callback=checked(_require_each_run))
     ],
     what: Annotated[
         str | None,
@@ -115,7 +144,10 @@ def plot(
         Literal["round", "epsilon"], typer.Option(help="epsilon: the last score of each run against its proven epsilon.")
     ] = "round",
     out: Annotated[
-        Path | None, typer.Option(help="Image file to write (.png, .svg, .pdf); by default in the run directory.")
+        Path | None,
+        typer.Option(
+            help="Image file to write (.png, .svg, .pdf); by default in the run directory.", callback=checked(require_picture)
+        ),
     ] = None,
     figure: Annotated[str | None, typer.Option(help="With --against epsilon: size in inches, such as 3.4x2.4.")] = None,
     font: Annotated[str, typer.Option(help="Font with --figure, FAMILY:POINTS.")] = "",

@@ -510,7 +510,7 @@ class CentralDP:
                 f"nodes, by rate = {self.rate:g}: let the strategy ask all of them (fraction_train = 1.0)"
             )
         if len(made) > len(messages):
-            raise ConfigError(f"{name} sends {len(made)} messages to {len(messages)} nodes: a client answers once a round")
+            raise ConfigError(f"{name} sends {len(made)} messages to {len(messages)} nodes: a client answers once per round")
         return self._of_clients(messages)
 
     def _of_clients(self, messages: dict[int, Any]) -> dict[int, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most, small
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, refusal
 from fedveil.experiment.child_process import ChildHung, Stage, in_child
@@ -219,8 +219,8 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
     cap = consent.lifetime[scope.view]
     if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
         raise ConsentRefused(
-            f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {statement.proven.delta:g}, and this client's "
-            f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
+            f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {small(statement.proven.delta)}, and "
+            f"this client's lifetime is epsilon = {cap.epsilon:g} at delta = {small(cap.delta)}"
         )
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")

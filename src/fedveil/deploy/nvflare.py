@@ -249,7 +249,7 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         site = (model.meta or {}).get("client_name") or self.fl_ctx.get_peer_context().get_identity_name()
         place = self._places.setdefault(site, len(self._places))
         if place >= self.clients or place in self._updates or place in self._failures:
-            _log.warning("a result of %s is ignored: clients = %d, and each answers once a round", site, self.clients)
+            _log.warning("a result of %s is ignored: clients = %d, and each answers once per round", site, self.clients)
             return
         self._full = model.params_type != ParamsType.DIFF
         try:

@@ -5,6 +5,7 @@ These checks import next to nothing, so that a wrong path is named at once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fedveil.errors import ConfigError, LedgerError
@@ -57,6 +58,69 @@ def require_run(path: Path) -> None:
         raise ConfigError(f"{path} does not exist, so it is not a run directory: give one that `fedveil run` left")
     if not (path / "config.toml").is_file() or not is_run(path):
         raise ConfigError(f"{path} is not a run directory: give one that `fedveil run` left")
+
+
+def require_one_run(path: Path) -> None:
+    """Refuse a path that is not the directory of one run, or of twins.
+
+    Raises:
+        ConfigError: nothing is there, something else, or a grid of runs.
+    """
+    if (path / "grid.json").is_file():
+        pages = [str(path / name) for name in ("compare.html", "runs.html") if (path / name).is_file()]
+        where = f"its pages are {' and '.join(pages)}; its" if pages else "its"
+        raise ConfigError(f"{path} is not one run but a grid of them: {where} run directories lie under {path / 'cells'}")
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist, so it is not a run directory: give one that `fedveil run` left")
+    if not (path / "config.toml").is_file():
+        raise ConfigError(f"{path} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+
+
+def require_begun(path: Path) -> None:
+    """Refuse a directory that holds no interrupted run.
+
+    Raises:
+        ConfigError: there is no run, or the run has ended.
+    """
+    ledger = path / "ledger.sqlite"
+    if not (path / "config.toml").is_file() or not (ledger.exists() or head_path(ledger).exists()):
+        raise ConfigError(f"{path} holds no run: there is nothing to resume; start one with `fedveil run` and another --out")
+    if (path / "summary.json").exists():
+        raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
+
+
+def require_output(path: Path) -> None:
+    """Refuse a path that cannot be written, because the nearest folder above it that exists is a file or is protected.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "is protected" if above.is_dir() else "is a file"
+        raise ConfigError(f"cannot write {path}: {above} {reason}; choose another path")
+
+
+def require_output_folder(path: Path) -> None:
+    """Refuse a folder that cannot be written.
+
+    Raises:
+        ConfigError: a file is there, or nothing can be written there.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a file, and a folder is wanted here; choose another path")
+    require_output(path)
+
+
+def require_grid(path: Path) -> None:
+    """Refuse a folder in which no grid of runs can begin or continue.
+
+    Raises:
+        ConfigError: the folder cannot be written, or holds files but no grid.
+    """
+    require_output_folder(path)
+    if path.is_dir() and not (path / "grid.json").exists() and any(not p.name.startswith("grid.") for p in path.iterdir()):
+        raise ConfigError(f"{path} is not empty and holds no grid: choose another --out")
 
 
 def require_new(path: Path) -> None:

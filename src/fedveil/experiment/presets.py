@@ -27,7 +27,7 @@ def path_of(name: str) -> Path:
     Raises:
         ConfigError: the preset is unknown; names those near it.
     """
-    if name not in names():
+    if name not in presets():
         near = names(name.partition("/")[0]) or difflib.get_close_matches(name, names(), n=5, cutoff=0.4)
         hint = f"; near it are {', '.join(near)}" if near else ""
         message = f"--preset {name}: unknown preset{hint}; `fedveil methods METHOD` lists those of a method"

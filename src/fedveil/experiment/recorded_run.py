@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import flat, toml_values, without_free_keys
+from fedveil.experiment.given_paths import require_one_run
 from fedveil.experiment.model_section import HANDED_OVER
 from fedveil.experiment.result import Trivial, outcome_warnings
 from fedveil.experiment.run_directory import DECLARED, PRIVATE, joined, parse_columns, parse_table
@@ -91,12 +92,7 @@ def read_run(path: str | Path) -> RunData:
         ConfigError: not a run directory, no finished round, or an unreadable file.
     """
     folder = Path(path)
-    if (folder / "grid.json").is_file():
-        pages = [str(folder / name) for name in ("compare.html", "runs.html") if (folder / name).is_file()]
-        where = f"its pages are {' and '.join(pages)}; its" if pages else "its"
-        raise ConfigError(f"{folder} is not one run but a grid of them: {where} run directories lie under {folder / 'cells'}")
-    if not (folder / "config.toml").is_file():
-        raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+    require_one_run(folder)
     text = _read(folder / "config.toml", str, "")
     config = _parsed(folder / "config.toml", text)
     declared = _read(folder / DECLARED, parse_columns, Columns())

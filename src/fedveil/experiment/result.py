@@ -125,8 +125,8 @@ def _all_at_the_clip(history: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(signal) < 3 or sum(one > _AT_THE_CLIP for one in signal) < len(signal) / 2:
         return []
     return [
-        "in most rounds every update was cut to the clip, so how long it was, and the weights of classes and of clients in it, "
-        "made no difference: raise the method's clip, or take fewer local steps"
+        "in most rounds every update was cut to the clip, so that only its direction counted: a client with more examples, or "
+        "with larger class weights, moved the model no further than others. Raise the method's clip, or take fewer local steps"
     ]
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.experiment.config import Config, flat, without_free_keys
 from fedveil.experiment.config_files import read_config
+from fedveil.experiment.given_paths import require_begun
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.public_values import TOGETHER
 from fedveil.federation.checkpoint import ledger_position
-from fedveil.ledger.files import head_path
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_store import SCHEMA, schema_of
 
@@ -32,11 +32,7 @@ def has_begun(path: Path) -> bool:
 def resumable(path: Path) -> Config:
     """Return the configuration of the interrupted run in `path`; raise ConfigError if it is missing, complete or too old."""
     refuse_earlier(path)
-    begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
-    if not (path / "config.toml").is_file() or not begun:
-        raise ConfigError(f"{path} holds no run: there is nothing to resume; start one with `fedveil run` and another --out")
-    if (path / "summary.json").exists():
-        raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
+    require_begun(path)
     return read_config(path / "config.toml")
 
 

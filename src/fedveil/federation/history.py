@@ -57,7 +57,7 @@ PLANNED = (
     Column("example_clip", "Clip norm of each example's gradient", public=True),
     Column("expected_batch", "Expected batch", "examples a step", public=True),
     Column("coordinates", "Coordinates sent", "coordinates an upload", public=True),
-    Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
+    Column("uplink_bytes", "Sent to the server", "bytes per round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
 )
 """Columns of figures that follow from a round's plans."""
@@ -71,7 +71,7 @@ COLUMNS = (
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
-    Column("seconds", "Time", "seconds a round", "lower"),
+    Column("seconds", "Time", "seconds per round", "lower"),
 )
 """Columns that every round can have; those that methods add (see `HasMetrics`) are private unless declared public."""
 
@@ -102,7 +102,7 @@ def of_task(task: Task) -> tuple[Column, ...]:
         replace(main, name=f"mean_personal_{main.name}", title=f"{main.words} of the personal models"),
         replace(main, name=f"mean_personal_test_{main.name}", title=f"{main.words} of the personal models on the test set"),
         replace(main, name=noisy, title=f"{main.words} on clients' own examples, with noise", public=True),
-        Column(f"{noisy}_std", "Standard deviation of that noise", main.unit, "lower", share=main.share, public=True),
+        Column(f"{noisy}_std", "Standard deviation of that noise", main.unit, "lower", share=main.percent, public=True),
         Column("noisy_examples", "Clients' own examples that were counted, with noise", "examples", public=True),
     )
 
@@ -171,8 +171,8 @@ class Columns(Mapping[str, Column]):
         main = self.main
         others = [c for c in self._by_name.values() if c.name.startswith("test_") and c not in (main, self["test_loss"])]
         beside = [c for c in others if c.better is None and c.unit == main.unit]
-        scores = [c for c in others if c.share and c not in beside]
-        apart = [c for c in others if not c.share and c not in beside]
+        scores = [c for c in others if c.percent and c not in beside]
+        apart = [c for c in others if not c.percent and c not in beside]
         charts = {
             _metric(main): (
                 replace(main, title=main.words.removeprefix("Test ")).words,

@@ -178,6 +178,16 @@ def head_path(path: Path) -> Path:
     return path.with_name(path.name + "-head")
 
 
+def require_budget(path: Path) -> None:
+    """Refuse a path at which no budget is.
+
+    Raises:
+        LedgerError: neither the budget nor its head exists.
+    """
+    if not path.exists() and not head_path(path).exists():
+        raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
+
+
 def head_record(seq: int, digest: str = _NONE) -> bytes:
     """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()

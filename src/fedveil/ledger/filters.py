@@ -28,6 +28,7 @@ from fedveil.accounting.types import (
     SeenCountGaussian,
     Unbounded,
     UserRecordsGaussian,
+    small,
 )
 from fedveil.errors import ConfigError
 
@@ -91,7 +92,7 @@ class GdpFilter:
     @property
     def quotes(self) -> str:
         """Return the guarantee that holds within the limit, as text."""
-        return f"epsilon = {self.epsilon:g} at delta = {self.delta:g} by the GDP filter"
+        return f"epsilon = {self.epsilon:g} at delta = {small(self.delta)} by the GDP filter"
 
     def share(self, count: int, slack: float = SLACK) -> float:
         """Return the mu at which `count` equal releases fit: mu / sqrt(count), less `slack` (1e-6 for float32 noise levels)."""
@@ -135,8 +136,8 @@ class RdpFilter:
             raise ConfigError(f"a Renyi order must be finite and > 1, got {self.order}")
         if self.limit <= 0:
             raise ConfigError(
-                f"at Renyi order {self.order:g} no release fits into epsilon = {self.epsilon:g} at delta = {self.delta:g}: take "
-                f"a larger order (best_order finds the best one for a plan)"
+                f"at Renyi order {self.order:g} no release fits into epsilon = {self.epsilon:g} at delta = {small(self.delta)}: "
+                f"take a larger order (best_order finds the best one for a plan)"
             )
 
     @cached_property
@@ -149,7 +150,7 @@ class RdpFilter:
     @property
     def quotes(self) -> str:
         """Return the guarantee that holds within the limit, as text."""
-        return f"epsilon = {self.epsilon:g} at delta = {self.delta:g} by the Renyi filter of order {self.order:g}"
+        return f"epsilon = {self.epsilon:g} at delta = {small(self.delta)} by the Renyi filter of order {self.order:g}"
 
     def cost(self, event: Event, adjacency: Adjacency) -> Fraction:
         """Return count times the Renyi divergence of one release, rounded up by 1e-9 relatively if it is sampled."""
@@ -198,7 +199,8 @@ def best_order(
         best = min(best or (share, order), (share, order))
     if best is None:
         raise ConfigError(
-            f"no Renyi order up to {max(orders):g} can give epsilon = {epsilon:g} at delta = {delta:g}: raise epsilon or delta"
+            f"no Renyi order up to {max(orders):g} can give epsilon = {epsilon:g} at delta = {small(delta)}: "
+            f"raise epsilon or delta"
         )
     return best[1]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Event, Scope, Unbounded
+from fedveil.accounting.types import Event, Scope, Unbounded, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.files import head_path, owner_only_folder, read_head
+from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 
 Cap = GdpFilter | RdpFilter
@@ -85,8 +85,8 @@ class PopulationBudget:
         return (
             f"privacy.budget = '{self.path}': this run plans to spend {percent(asked / self.cap.limit)} of the budget"
             f" ({self.cap.quotes}), and {percent(left / self.cap.limit)}{whose} is left, which is epsilon = "
-            f"{rounded_down(self.epsilon(left)):g} at delta = {self.cap.delta:g}. Nothing was trained or released: plan fewer "
-            f"rounds or more noise (fedveil budget show {self.path} lists what was spent)"
+            f"{rounded_down(self.epsilon(left)):g} at delta = {small(self.cap.delta)}. Nothing was trained or released: plan "
+            f"fewer rounds or more noise (fedveil budget show {self.path} lists what was spent)"
         )
 
     def epsilon(self, spent: Fraction) -> float:
@@ -126,8 +126,7 @@ def open_budget(path: str | Path) -> PopulationBudget:
         LedgerError: the ledger is missing or damaged, or belongs to a single run.
     """
     path = Path(path)
-    if not path.exists() and not head_path(path).exists():
-        raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
+    require_budget(path)
     with Ledger.open(path, read_only=True) as ledger:
         meta = ledger.meta.get("budget")
     try:
@@ -156,7 +155,7 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
                 file.unlink()
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
-            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is "
+            f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
             f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts"
         )
     return budget

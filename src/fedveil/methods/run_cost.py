@@ -13,7 +13,7 @@ from fedveil.accounting import accountant
 from fedveil.accounting.accountant import AccountantName, bound, calibrate
 from fedveil.accounting.finite_precision import sampler_delta, total_variation
 from fedveil.accounting.selection import needed_noise_multiplier
-from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, Unit, View, small
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import event_of, plan_mu, promises
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, digest, reason_of
@@ -289,7 +289,7 @@ def sampler_line(variation: float, epsilon: float, delta: float) -> str:
         return ""
     return (
         f"the noise sampler is within total variation {variation:.2g} of ideal Gaussian noise over the whole run; that adds "
-        f"{added:.2g} to delta, which delta = {delta:g} includes"
+        f"{added:.2g} to delta, which delta = {small(delta)} includes"
     )
 
 

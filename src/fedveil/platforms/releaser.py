@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Scope, Unit, View, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError, UpdateRefused
 from fedveil.platforms.array_layout import ArrayLayout
 
@@ -195,7 +195,7 @@ class LifetimeReleases:
         budget = open_budget(path)
         if (budget.cap, budget.scope) != (GdpFilter(self.epsilon, self.delta, ignore_sampling=True), self._scope):
             raise ConfigError(
-                f"epsilon = {self.epsilon:g} at delta = {self.delta:g} ({self._scope}) is not what {path} was made with, "
+                f"epsilon = {self.epsilon:g} at delta = {small(self.delta)} ({self._scope}) is not what {path} was made with, "
                 f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts",
                 key="ledger",
                 value=path,
@@ -297,7 +297,7 @@ class NoisyMean(LifetimeReleases):
         """
         vectors = [self._vector(place, update) for place, update in enumerate(updates) if update is not None]
         if len(vectors) > self.clients:
-            raise UpdateRefused(f"{len(vectors)} updates of clients = {self.clients}: a client contributes once a round")
+            raise UpdateRefused(f"{len(vectors)} updates of clients = {self.clients}: a client contributes once per round")
         layout = self._fixed_layout("a noised zero has the arrays of an update")
         with self._door() as (door, round):
             released = door.release_mean([door.encode(vector) for vector in vectors], round, self.clients)
@@ -314,7 +314,7 @@ class NoisyMean(LifetimeReleases):
 
 
 def federation_setting(clip: float, epsilon: float, delta: float, rounds: int, clients: int, scope: Scope) -> Setting:
-    """Return the setting of a federation all of whose clients release one number a round, with the noise that epsilon needs.
+    """Return the setting of a federation all of whose clients release one number per round, with the noise that epsilon needs.
 
     The noise does not depend on how many numbers are released.
 

@@ -13,6 +13,7 @@ import numpy as np
 import tomli_w
 from scipy.optimize import isotonic_regression
 
+from fedveil.accounting.types import small
 from fedveil.drawing import INK, MUTED, Paper, blank, quiet, save, style
 from fedveil.experiment.run_directory import present, write_config, write_json, write_table, write_text
 from fedveil.experiment.verification import verification
@@ -46,7 +47,7 @@ def plot_comparison(found: Comparison, path: Path, paper: Paper | None = None) -
         else:
             _strip(axis, rows, names)
         axis.set_title(partition, loc="left", fontsize=10.5)
-    label = f"{found.column.phrase} (%)" if found.column.share else found.column.phrase
+    label = f"{found.column.phrase} (%)" if found.column.percent else found.column.phrase
     (axes[0].set_ylabel if many else axes[0].set_xlabel)(label)
     band = "bands" if many else "bars"
     note = f"mean of {seeds} seeds, {band}: its 95 % confidence interval (Student's t), small points: single seeds"
@@ -198,7 +199,7 @@ def _by_partition(found: Comparison) -> dict[str, list[Row]]:
 
 
 def _label(column: Column) -> str:
-    return f"{column.phrase} (%)" if column.share else f"{column.phrase}{' (lower is better)' * (column.better == 'lower')}"
+    return f"{column.phrase} (%)" if column.percent else f"{column.phrase}{' (lower is better)' * (column.better == 'lower')}"
 
 
 def _epsilons(found: Comparison) -> list[float]:
@@ -271,11 +272,11 @@ def _line(row: Row, name: str) -> dict[str, Any]:
     """A row of the page's tables: texts with their small print."""
     options = row.method.partition(":")[2].replace(":", ", ")
     claim = row.statement.claimed if row.statement else None
-    small = {
+    details = {
         "Method": options if options not in name else "",
-        "Claimed ε": f"{claim.scope}, delta = {claim.delta:.3g}" if claim else "",
+        "Claimed ε": f"{claim.scope}, delta = {small(claim.delta)}" if claim else "",
     }
-    return {"best": row.rank == 1, "cells": [[text, small.get(column, "")] for column, text in cells(row, name).items()]}
+    return {"best": row.rank == 1, "cells": [[text, details.get(column, "")] for column, text in cells(row, name).items()]}
 
 
 def _command(found: Comparison) -> str:

@@ -41,7 +41,7 @@ def _verdict(found: Comparison, best: Row, tested: Sequence[tuple[Row, Against]]
 
 def _difference(row: Row, test: Against) -> str:
     """Return the mean paired difference to the best method and its 95 % confidence interval."""
-    factor, unit = (100, " points") if row.column.share else (1, "")
+    factor, unit = (100, " points") if row.column.percent else (1, "")
     low, high = (factor * (test.difference + side * test.half) for side in (-1, 1))
     return f"{factor * test.difference:+.3g}{unit}, 95 % interval {low:.3g} to {high:.3g}"
 
@@ -75,9 +75,9 @@ def _head(partition: str, at: float) -> str:
 
 
 def _cell(row: Row) -> str:
-    factor, digits = (100, ".1f") if row.column.share else (1, ".4g")
+    factor, digits = (100, ".1f") if row.column.percent else (1, ".4g")
     mean = f"{factor * row.mean:{digits}}"
-    text = mean if math.isnan(row.sd) else rf"{mean} \pm {factor * row.sd:{'.1f' if row.column.share else '.2g'}}"
+    text = mean if math.isnan(row.sd) else rf"{mean} \pm {factor * row.sd:{'.1f' if row.column.percent else '.2g'}}"
     return rf"$\mathbf{{{text}}}$" if row.rank == 1 else f"${text}$"
 
 

@@ -29,7 +29,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows. lines: (round from 1, value) under each line's name. share: values from 0 to 1, in percent.
+    """What one panel shows. lines: (round from 1, value) under each line's name. factor: of the values. limits: of the axis.
 
     private: some of it is computed from private data without noise.
     """
@@ -37,7 +37,8 @@ class Panel:
     title: str
     axis: str = ""
     lines: dict[str, Points] = field(default_factory=dict)
-    share: bool = False
+    factor: float = 1.0
+    limits: tuple[float, float] | None = None
     private: bool = False
 
 
@@ -106,7 +107,8 @@ def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Co
     """A line for each of these columns, as far as the history has them."""
     there = [columns[name] for name in names if _points(rows, name)]
     drawn, first = {column.words: _points(rows, column.name) for column in there}, columns[names[0]]
-    return Panel(title or first.words, first.axis, drawn, first.share, not all(column.public for column in there))
+    private = not all(column.public for column in there)
+    return Panel(title or first.words, first.axis, drawn, first.factor, first.limits, private)
 
 
 def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> Panel:
@@ -116,7 +118,8 @@ def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["
         if row.get(header) is not None:
             name = str(row["layer"]) if index == "layer" else f"client {row['client']}"
             lines.setdefault(name, []).append((row["round"] + 1, row[header]))
-    return Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.share, index == "client" or not column.public)
+    private = index == "client" or not column.public
+    return Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.factor, column.limits, private)
 
 
 def _points(rows: Sequence[Row], column: str) -> Points:
@@ -141,11 +144,12 @@ def _fewer(lines: dict[str, Points], of: str) -> dict[str, Points]:
 def _draw(axis: Axes, panel: Panel, colours: Sequence[str] = COLOURS) -> None:
     for i, (label, points) in enumerate(panel.lines.items()):
         dash = DASHES[i // len(colours) % 4 or i % 4]
-        values = [100 * v if panel.share else v for _, v in points]
+        values = [panel.factor * v for _, v in points]
         axis.plot([t for t, _ in points], values, label=label, color=colours[i % len(colours)], linestyle=dash)
     axis.set(title=panel.title, xlabel="round", ylabel=panel.axis)
-    if panel.share:
-        axis.set_ylim(0, 100)
+    if panel.limits is not None:
+        least, most = panel.limits
+        axis.set_ylim(min([least, *(panel.factor * v for points in panel.lines.values() for _, v in points)]), most)
     elif panel.lines and min(v for points in panel.lines.values() for _, v in points) >= 0:
         axis.set_ylim(bottom=0)
     if len(panel.lines) > 1 or (panel.lines and next(iter(panel.lines)) != panel.title):

@@ -28,6 +28,7 @@ from fedveil.accounting.types import (
     epsilon,
     number,
     percent_at_most,
+    small,
 )
 from fedveil.errors import LedgerError
 from fedveil.experiment.recorded_run import RunData
@@ -280,7 +281,7 @@ def _claimed(claim: Claim | None) -> Values | None:
     if claim is None:
         return None
     value = epsilon(claim.epsilon, UNBOUNDED, number)
-    return card_of("Claimed ε", value, claim.epsilon, f"delta = {claim.delta:g}, {claim.scope}", claim.source)
+    return card_of("Claimed ε", value, claim.epsilon, f"delta = {small(claim.delta)}, {claim.scope}", claim.source)
 
 
 def _audited(s: Statement) -> Values | None:
@@ -289,7 +290,7 @@ def _audited(s: Statement) -> Values | None:
         return None
     sign, how = ("≥", "at least") if audit.rigorous else ("≈", "estimated")
     value = f"{sign} {epsilon(audit.epsilon, '∞', at_least)}"
-    return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")
+    return card_of("Audited ε", value, audit.epsilon, f"delta = {small(audit.delta)}, {audit.scope}", f"{how}, {audit.how}")
 
 
 def capital(text: str) -> str:

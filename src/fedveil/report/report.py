@@ -18,6 +18,7 @@ from fedveil.experiment.recorded_run import RunData, experiment_of, group_names,
 from fedveil.experiment.verification import verification
 from fedveil.report.privacy_section import card_of, outcome_values, privacy_values, spent_values
 from fedveil.report.web_page import render, write_html
+from fedveil.statement.glossary import TERMS
 from fedveil.studies.statistics import constant, curve, last, layers, spread, thinned
 from fedveil.tasks.task import Column
 from fedveil.verify import Verification
@@ -28,7 +29,7 @@ COST = ("participants", "failed", "uplink_bytes", "seconds")
 
 
 def column_values(runs: Sequence[RunData]) -> Values:
-    """The words of the columns that runs of one configuration have: of those with a number a round, and of those by layer."""
+    """The words of the columns that runs of one configuration have: of those with a number per round, and of those by layer."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     layered = dict.fromkeys(name for row in runs[0].layers[:1] for name in row if name not in ("round", "layer"))
     known = runs[0].declared
@@ -71,7 +72,7 @@ def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: 
     series = [{"group": i, "column": n, "name": groups[i]["name"] if len(groups) > 1 else w["title"]} for i, n, w in kept]
     first: Values = kept[0][2] if kept else {}
     label = _axis_label(title if len(names) > 1 else first["title"], first["axis"]) if first else ""
-    return {"title": title, "axis": label, "share": first.get("share"), "whole": first.get("whole"), "series": series}
+    return {"title": title, "axis": label, "factor": first.get("factor"), "limits": first.get("limits"), "series": series}
 
 
 def _axis_label(title: str, unit: str) -> str:
@@ -97,12 +98,12 @@ def _private(groups: Sequence[Values]) -> str:
 
 
 def _words(column: Column) -> Values:
-    scored = column.share and column.better is not None
     return {
         "title": column.words,
         "axis": column.axis,
-        "share": column.share,
-        "whole": scored,
+        "share": column.percent,
+        "factor": column.factor,
+        "limits": column.limits if column.better is not None else None,
         "private": "" if column.public else column.phrase,
     }
 
@@ -184,6 +185,7 @@ def page_values(
             for scope in promises
         ],
         "verification": outcome_values(checked or {}),
+        "glossary": TERMS,
     }
 
 
@@ -222,7 +224,14 @@ def _group(
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
         "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
         "score": None if score is None else main.factor * score["mean"],
-        "main": {"title": main.words, "phrase": main.phrase, "axis": main.axis, "share": main.share, "lower": main.sign < 0},
+        "main": {
+            "title": main.words,
+            "phrase": main.phrase,
+            "axis": main.axis,
+            "share": main.percent,
+            "limits": main.limits,
+            "lower": main.sign < 0,
+        },
         "curves": {c: v for c, v in curves.items() if c not in level},
         "constant": {c: last(first.history, c) for c in level},
         "layers": layers(runs),
@@ -248,7 +257,7 @@ def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> 
     """What was trained and how well, as pieces of text and whether they are bold."""
     rounds, main = max(len(run.history) for run in runs), runs[0].declared.main
     end = f" on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
-    if main.share:
+    if main.percent:
         return [(name, True), (" reached ", False), (_mean(main, score), True), (f" {main.phrase}{end}", False)]
     return [(name, True), (f" reached a {main.phrase} of ", False), (_mean(main, score), True), (end, False)]
 

@@ -23,6 +23,7 @@ from fedveil.accounting.types import (
     at_most,
     epsilon,
     number,
+    small,
 )
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import lets_statistics_out, reason_of
@@ -116,7 +117,9 @@ def _several_records(s: Setting, events: Sequence[Event]) -> str:
         found.append(f"{at_most(bound(costs, s.delta, adjacency=s.scope.adjacency)[0])} with {k} records")
     if not found:
         return ""
-    return f"a user with several records at one client is protected less: epsilon = {', '.join(found)} (at delta = {s.delta:g})"
+    return (
+        f"a user with several records at one client is protected less: epsilon = {', '.join(found)} (at delta = {small(s.delta)})"
+    )
 
 
 def selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
@@ -467,11 +470,11 @@ def warnings(
         )
     if is_vacuous(s.delta, units(s)):
         found.append(
-            f"delta = {s.delta:g} is not below 1 / {units(s)} (the number of {s.scope.unit}s): publishing one {s.scope.unit} "
-            f"at random would satisfy it"
+            f"delta = {small(s.delta)} is not below 1 / {units(s)} (the number of {s.scope.unit}s): publishing one "
+            f"{s.scope.unit} at random would satisfy it"
         )
     if math.isinf(proven.epsilon) and (s.epsilon is not None or s.noise_multiplier):
-        found.append(f"noise is added, but nothing is proven at delta = {s.delta:g} ({proven.scope}): {proven.reason}")
+        found.append(f"noise is added, but nothing is proven at delta = {small(s.delta)} ({proven.scope}): {proven.reason}")
     return tuple(found)
 
 
@@ -510,6 +513,6 @@ def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumpti
     return [
         Assumption(
             f"the noise sampler is ideal, not only within total variation {variation:.2g} over the whole run",
-            f"at epsilon = {at_most(epsilon)} that distance would add more than 1 % to delta = {delta:g}",
+            f"at epsilon = {at_most(epsilon)} that distance would add more than 1 % to delta = {small(delta)}",
         )
     ]

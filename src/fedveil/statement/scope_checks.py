@@ -35,6 +35,7 @@ from fedveil.accounting.types import (
     Unit,
     UserRecordsGaussian,
     View,
+    small,
 )
 from fedveil.errors import ConfigError
 
@@ -86,8 +87,9 @@ def check_delta(delta: float, units: int, unit: Unit, *, allow_vacuous_delta: bo
     """Refuse a vacuous delta in a proven run unless it is explicitly allowed."""
     if is_vacuous(delta, units) and not allow_vacuous_delta:
         raise ConfigError(
-            f"privacy.delta = {delta:g} is not below 1 / {units} (the number of {unit}s), so publishing one {unit} at random "
-            f"would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run anyway"
+            f"privacy.delta = {small(delta)} is not below 1 / {units} (the number of {unit}s), so publishing one {unit} at "
+            f"random would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run "
+            f"anyway"
         )
 
 

@@ -352,7 +352,7 @@ def _apart(statement: Statement, other: Claim | Audit) -> str:
     if other.scope.adjacency is not statement.scope.adjacency:
         differs.append(other.scope.adjacency.replace("_", "-"))
     if other.delta != statement.delta:
-        differs.append(f"delta = {other.delta:g}")
+        differs.append(f"delta = {small(other.delta)}")
     return f" at {', '.join(differs)}" if differs else ""
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import read_config
+from fedveil.experiment.given_paths import require_grid
 from fedveil.experiment.public_setting import setting_of, task_of
 from fedveil.experiment.resume import has_begun
 from fedveil.experiment.run import run
@@ -51,9 +52,8 @@ def check_names(names: Sequence[str]) -> None:
 def locked(folder: Path) -> Iterator[int]:
     """Lock the directory for this grid and its workers; the lock is released when the last process ends, even if killed."""
     try:
+        require_grid(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "grid.json").exists() and any(not p.name.startswith("grid.") for p in folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty and holds no grid: choose another --out")
         lock = os.open(folder / "grid.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as problem:
         raise ConfigError(f"cannot write the grid's directory {folder}: {problem.strerror}; choose another --out") from problem

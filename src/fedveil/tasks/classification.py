@@ -30,7 +30,7 @@ class Classification(Task):
         Column("precision", "Precision", "macro mean", "higher", share=True),
         Column("recall", "Recall (balanced accuracy)", "macro mean", "higher", share=True),
         Column("f1", "F1 score", "macro mean", "higher", share=True),
-        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True),
+        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True, chance=0.5),
         Column("majority", "Accuracy of always the commonest class", "accuracy", share=True),
     )
     loss_unit: ClassVar = "cross-entropy"
@@ -111,7 +111,7 @@ class Binary(Task):
     """
 
     metrics: ClassVar = (
-        Column("auc", "Area under the ROC curve", "AUC", "higher", share=True),
+        Column("auc", "Area under the ROC curve", "AUC", "higher", share=True, chance=0.5),
         Column("average_precision", "Average precision", "average precision", "higher", share=True),
         ACCURACY,
         Column("balanced_accuracy", "Balanced accuracy", "accuracy", "higher", share=True),
@@ -197,7 +197,7 @@ class MultiLabel(Task):
 
     metrics: ClassVar = (
         Column("f1", "F1 score", "micro mean", "higher", share=True),
-        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True),
+        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True, chance=0.5),
         Column("hamming", "Hamming loss", "wrong labels", "lower", share=True),
         Column("all_zero", "Hamming loss of never a label", "wrong labels", share=True),
     )

@@ -29,7 +29,7 @@ class Survival(Task):
     ties: treatment of simultaneous events in `cox`, by Efron or Breslow. edges: ends of the intervals, from 0 on; public.
     """
 
-    metrics: ClassVar = (Column("concordance", "Concordance index", "C", "higher", share=True),)
+    metrics: ClassVar = (Column("concordance", "Concordance index", "C", "higher", share=True, chance=0.5),)
     loss_unit: ClassVar = "negative log-likelihood"
     trivial_answer: ClassVar = "an order by chance"
     output_form: ClassVar = "[n, 1], the logarithm of the risk (cox), or [n, K], a logit for each interval (hazards)"

@@ -32,6 +32,7 @@ class Column:
         better: the direction in which a run is better, or None.
         kind: one `number` per round, or a list with one per `layer` or `client`; `text`, or the `index` of a round or client.
         share: values from 0 to 1, shown in percent.
+        chance: for a share, the score of a random order; it is shown as 0.677 instead, on an axis from it to 1.
         main: whether runs are compared by it.
         public: computed only from releases and public configuration; otherwise it is a simulation's figure, computed from
             private data without noise, and must not be published.
@@ -45,6 +46,7 @@ class Column:
     share: bool = False
     public: bool = False
     main: bool = False
+    chance: float | None = None
 
     @property
     def words(self) -> str:
@@ -62,12 +64,30 @@ class Column:
     def axis(self) -> str:
         """Return the unit, as the label of an axis."""
         unit = self.unit or self.phrase
-        return f"{unit} (%)" if self.share else unit
+        if self._bytes:
+            return f"kB{unit.removeprefix('bytes')}"
+        return f"{unit} (%)" if self.percent else unit
+
+    @property
+    def percent(self) -> bool:
+        """Return whether values are shown in percent."""
+        return self.share and self.chance is None
 
     @property
     def factor(self) -> float:
         """Return the factor of values on an axis."""
-        return 100.0 if self.share else 1.0
+        return 100.0 if self.percent else 1e-3 if self._bytes else 1.0
+
+    @property
+    def _bytes(self) -> bool:
+        return self.unit.startswith("bytes")
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Return the ends of an axis that shows the whole range of a share; other values have none."""
+        if not self.share:
+            return None
+        return (0.0, 100.0) if self.chance is None else (self.chance, 1.0)
 
     @property
     def sign(self) -> int:
@@ -78,8 +98,10 @@ class Column:
         """Format a value for a sentence, with its standard deviation if given; a missing value is a dash."""
         if value is None or math.isnan(value):
             return "–"
-        if self.share:
+        if self.percent:
             return f"{100 * value:.1f} %" if math.isnan(spread) else f"{100 * value:.1f} ± {100 * spread:.1f} %"
+        if self.chance is not None:
+            return f"{value:.3f}" if math.isnan(spread) else f"{value:.3f} ± {spread:.3f}"
         return f"{value:.4g}" if math.isnan(spread) else f"{value:.4g} ± {spread:.2g}"
 
     @property

@@ -86,7 +86,7 @@ globalThis.veilFamilies = (() => {
     // uploads carry shares; without the bound on the last model an outsider counts as a client
     const [own, others] = [perUpload(p, z), Math.sqrt(Math.max(hidden(p, "aggregate"), onSum(p) ? 0 : 1))];
     if (isNoisy(p) && view !== "server" && !others)
-      return { kind: "none", reason: "a fellow client knows the only noise of the sum: take two clients a round" };
+      return { kind: "none", reason: "a fellow client knows the only noise of the sum: take two clients per round" };
     if (isNoisy(p)) return { kind: "gaussian", mu: f / (view === "server" ? own : own * others) };
     if (view === "server") return onSum(p) ? { kind: "none", reason: familyOf(p).reason } : { kind: "gaussian", mu: f / z };
     if (!onSum(p)) return { kind: "gaussian", mu: p.sampling === "fixed" ? f / (own * others) : f / z };

@@ -5,7 +5,7 @@
   const { cell, data, el, fold, head, scroll, section, statementList, table, verbatim, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
-  const range = (score) => (score.share ? { min: 0, max: 100 } : {});
+  const range = ({ limits }, series) => (limits ? { min: Math.min(limits[0], ...series.flatMap((s) => s.points.map(([, y]) => y))), max: limits[1] } : {});
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
@@ -57,7 +57,7 @@
   };
 
   /** A chart of history's columns, as the page's values describe it; none where nothing in it moves or differs. */
-  function columnChart({ title, axis, share, whole, series }) {
+  function columnChart({ title, axis, factor, limits, series }) {
     const level = new Set(
       series.map(({ group, column }) => (groups[group].curves[column] ? "moves" : (groups[group].constant[column] ?? null))).filter((v) => v !== null),
     );
@@ -69,13 +69,13 @@
         kind: "line",
         color: several ? group : k,
         dashed: several ? false : undefined,
-        ...scaled(curve(groups[group], column), share ? 100 : 1),
+        ...scaled(curve(groups[group], column), factor),
       }))
       .filter((s) => s.points.length);
     const seeds = groups.map((g) => g.seeds.length).filter((n) => n > 1);
     const n = [...new Set([Math.min(...seeds), Math.max(...seeds)])].join(" to ");
     const spread = drawn.some((s) => s.band) ? `Mean over seeds; the band is its 95 % confidence interval in each round (Student's t, n = ${n} seeds).` : "";
-    return chart(title, { label: "round", whole: true }, { label: axis, ...(whole ? { min: 0, max: 100 } : logIf(drawn)) }, drawn, {}, spread);
+    return chart(title, { label: "round", whole: true }, { label: axis, ...(limits ? range({ limits }, drawn) : logIf(drawn)) }, drawn, {}, spread);
   }
   const columnCharts = (list) => {
     const drawn = list.map(columnChart).filter(Boolean);
@@ -210,7 +210,7 @@
     const note = `All at ${promise}.${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
     const at = series.map((s) => s.points[0][0]);
     const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
-    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score) }, series, {}, note);
+    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score, series) }, series, {}, note);
   }
 
   function result() {
@@ -253,7 +253,7 @@
   function constants(g) {
     const entries = Object.entries(g.constant).filter(([, v]) => v !== null);
     if (!entries.length) return null;
-    const shown = (column, v) => (column.share ? percent(v) : format(v));
+    const shown = ({ share, factor, axis }, v) => (share ? percent(v) : factor === 1 ? format(v) : `${format(factor * v)} ${axis}`);
     return [el("h3", {}, "Figures that do not change"), facts(entries.map(([k, v]) => [g.columns[k].title, shown(g.columns[k], v)]))];
   }
 
@@ -261,8 +261,8 @@
   function layerCharts(g) {
     const [charts, level] = [[], []];
     for (const [column, layers] of Object.entries(g.layers)) {
-      const { title, axis, share } = g.layer_columns[column];
-      const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, share ? 100 : 1) }));
+      const { title, axis, factor } = g.layer_columns[column];
+      const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, factor) }));
       const moves = series.some(({ points }) => points.some(([, v]) => Math.abs(v - points[0][1]) > 1e-6 * Math.abs(points[0][1])));
       const note = g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "";
       if (moves) charts.push(chart(title, { label: "round", whole: true }, { label: axis, ...logIf(series) }, series, {}, note));
@@ -360,7 +360,7 @@
       chart(
         title,
         { label: "round", whole: true },
-        { label: score.axis, ...range(score) },
+        { label: score.axis, ...range(score, over) },
         over,
         {},
         several ? "" : "Median client; the band goes from the worst tenth to the best tenth.",
@@ -390,7 +390,7 @@
     } else {
       const c = held[0][0].clients;
       const all = [...c.final, ...c.personal];
-      const [from, to] = score.share ? [0, 100] : [Math.min(...all), Math.max(...all)];
+      const [from, to] = score.limits ? [Math.min(score.limits[0], ...all), score.limits[1]] : [Math.min(...all), Math.max(...all)];
       const bin = (v) => Math.min(19, Math.floor((20 * (v - from)) / (to - from || 1) + 1e-9));
       const bins = (values) => Array.from({ length: 20 }, (_, b) => [format(from + (b * (to - from)) / 20), values.filter((v) => bin(v) === b).length]);
       const bars = [
@@ -530,7 +530,7 @@
   }
   result();
   training();
-  section("privacy", "Privacy", spending(), each(statement));
+  section("privacy", "Privacy", spending(), each(statement), fold("Glossary: what the words mean", facts(Object.entries(data.glossary))));
   methodColumns();
   fairness();
   const partitions = new Set(groups.map((g) => g.partition?.sha256));

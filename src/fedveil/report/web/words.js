@@ -152,9 +152,9 @@ globalThis.veilWords = (() => {
     const place = F.isSgd(p)
       ? "each local step's sum of clipped gradients"
       : F.isNoisy(p) && F.onSum(p)
-        ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload${p.view === "aggregate" ? ", besides the one that a fellow client drew itself and knows" : ""}`
+        ? `the sum of each round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload${p.view === "aggregate" ? ", besides the one that a fellow client drew itself and knows" : ""}`
         : F.onSum(p)
-          ? "the sum of a round, added once"
+          ? "the sum of each round, added once"
           : "each upload";
     const lines = [
       `Noise: Gaussian with std z·C = ${format(p.noise * p.clip)} on ${place}; sensitivity ${f === 2 ? "2C" : "C"} (${p.adjacency.replace("_", "-")}${p.unit === "record" && !F.isSgd(p) ? "; one record can move its client's whole update" : ""}).`,
@@ -184,7 +184,7 @@ globalThis.veilWords = (() => {
       if (F.isStage(p)) lines.push("With a decaying rate this page quotes composition; fedveil computes the projected bound for any schedule.");
     }
     if (F.isNoisy(p)) lines.push("The clip norm C of an update is what K clipped steps can travel; the claim uses L, an assumption about the network.");
-    lines.push("The noise must come from a cryptographic generator and be used once; ε speaks of the whole run, not of a round.");
+    lines.push("The noise must come from a cryptographic generator and be used once; ε speaks of the whole run, not of one round.");
     $("assumptions").replaceChildren(...lines.map((text) => el("li", {}, text)));
   }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
-from fedveil.accounting.types import epsilon, number
+from fedveil.accounting.types import epsilon, number, small
 from fedveil.experiment.recorded_run import read_run
 from fedveil.statement.statement import Assumption, Statement
 from fedveil.statement.statement_text import Item, TextSection
@@ -270,7 +270,7 @@ def assumptions_of(rows: Sequence[Row], names: Mapping[str, str]) -> TextSection
 
 def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
     """Return sentences about the meaning of the epsilons, and differences between rows."""
-    own = list(dict.fromkeys(f"{r.statement.scope}, delta = {r.statement.delta:g}" for r in rows if r.statement))
+    own = list(dict.fromkeys(f"{r.statement.scope}, delta = {small(r.statement.delta)}" for r in rows if r.statement))
     said = [f"Proven: {'; '.join(own)}."] if own else []
     seen: dict[str, dict[str, None]] = {}
     for r in rows:
@@ -282,7 +282,7 @@ def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
     claims: dict[str, dict[str, None]] = {}
     for r in rows:
         if claim := r.statement and r.statement.claimed:
-            claims.setdefault(f"{claim.scope}, delta = {claim.delta:.3g}", {})[r.method.split(":")[0]] = None
+            claims.setdefault(f"{claim.scope}, delta = {small(claim.delta)}", {})[r.method.split(":")[0]] = None
     if claims:
         said.append("Claimed by the papers: " + "; ".join(f"{', '.join(m)}: {scope}" for scope, m in claims.items()) + ".")
     if by == "claimed":

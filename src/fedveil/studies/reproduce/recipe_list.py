@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,5 +57,9 @@ def _data_of(recipe: Recipe, row: RecipeRow) -> str:
     for layer in reversed(layers):
         if "data.name" in layer or "data" in layer:
             return str(layer.get("data.name") or layer["data"]["name"])
-    preset = next((entry.preset for entry in reversed(row.entries) if entry.preset), recipe.preset)
+    return _data_of_preset(next((entry.preset for entry in reversed(row.entries) if entry.preset), recipe.preset))
+
+
+@cache
+def _data_of_preset(preset: str) -> str:
     return str(tomllib.loads(path_of(preset).read_text(encoding="utf-8"))["data"]["name"])

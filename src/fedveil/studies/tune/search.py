@@ -95,8 +95,8 @@ class SearchSpec:
         prices = [run_releases(method, s, s.scope.view) for method, s in map(calibrated_setting, found)]
         if not all(_same(price, prices[0]) for price in prices):
             raise ConfigError(
-                f"--try {', '.join(self.grid)}: these settings plan other releases (other rounds, clients a round or noise), and "
-                f"a search on private data has one price for all: leave such keys out, or choose them on public data (--on)"
+                f"--try {', '.join(self.grid)}: these settings plan other releases (other rounds, clients per round or noise), "
+                f"and a search on private data has one price for all: leave such keys out, or choose them on public data (--on)"
             )
         return found
 

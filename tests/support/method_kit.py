@@ -124,7 +124,7 @@ def trained(job: Federation, *, stacked: bool = False) -> Progress:
 
 
 def update_of(method: str | Mapping[str, Any], network: nn.Module, x: Tensor, y: Tensor, **training: Any) -> Tensor:
-    """The update [d] of the only client of a run of one round, in which a method that promises nothing sends it as it is."""
+    """The update [d] of the only client of a run of one round; the method adds no noise, or too little to be seen."""
     pair, classes = (x.numpy(), y.numpy()), max(2, int(y.max()) + 1)
     data = fv.from_arrays(*pair, client=np.zeros(len(y), int), classes=classes, test=pair)
     steps = {"rounds": 1, "batch_size": len(y), **training}

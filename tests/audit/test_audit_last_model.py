@@ -11,14 +11,14 @@ import torch
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import View
 from fedveil.attacks.audit_run import audit_config
-from fedveil.audit.adapter import Case, LinearLoss, linear_model
+from fedveil.audit.adapter import Case
 from fedveil.audit.training_audit import Runs, audit_last_model
 from fedveil.audit.two_world import draw, midpoint, rates
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.papers.convergent_dp.audit import LinearRun
-from fedveil.training.local import Local, train
+from method_kit import Sums, update_of
 
 DELTA = 1e-5
 
@@ -68,9 +68,9 @@ def test_claim_and_worlds_are_those_of_the_linear_construction() -> None:
 def test_the_pair_is_what_local_training_makes_of_a_linear_loss() -> None:
     one = case(theorem_3a(5))
     shift, s = Runs.of(one).pair[1], one.setting
-    rows = (-20.0 * shift / shift.norm()).repeat(16, 1)
-    local = Local(linear_model(s.layout), one.model, s.local, LinearLoss(), torch.Generator().manual_seed(0))
-    update, _ = train(local, rows, torch.zeros(16, dtype=torch.int64), one.method.client(s))
+    method, network = {"name": "noisy-fedavg", "sigma": 1e-9}, Sums(*s.layout.sizes)
+    rows, zeros = (20.0 * shift / shift.norm()).repeat(16, 1), torch.zeros(16, dtype=torch.int64)
+    update = update_of(method, network, rows, zeros, local_steps=5, batch_clip=10.0, optimizer={"lr": 0.01})
     assert torch.allclose(update, shift, rtol=1e-3, atol=1e-6)
 
 

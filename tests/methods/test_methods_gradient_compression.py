@@ -11,10 +11,8 @@ from torch import nn
 
 import method_kit as h
 from fedveil.experiment.certify import certify_config
-from fedveil.methods.gradient_compression import Pruned, quantile
+from fedveil.methods.gradient_compression import quantile
 from fedveil.models.model_registry import build
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.training.params import FlatModel
 
 SERVER = {"privacy": {"view": "server"}}
 X = torch.tensor([[1.0, -0.5, 0.25], [0.3, 0.8, -1.2], [-0.7, 0.2, 0.9]])
@@ -28,7 +26,7 @@ GRADIENT = [
     *(-0.07508465647697449, 0.05774209275841713, 0.022368740290403366, 0.14883573353290558, -0.17299063503742218),
     0.024154916405677795,
 ]
-"""The gradient of `network()` on X and Y as Soteria's `prune` and CENSOR's `gradient_compression` send it at 0 %."""
+"""The gradient of a network of sines on X and Y as Soteria's `prune` and CENSOR's `gradient_compression` send it at 0 %."""
 DROPPED = {
     0.1: [0, 9, 12, 18, 27, 30],
     0.2: [0, 1, 9, 12, 18, 26, 27, 30],
@@ -38,28 +36,19 @@ DROPPED = {
 """Positions in GRADIENT that the public code sets to zero: 10 % is Soteria's DLG, 60 % its GS attack, 20 % CENSOR's."""
 
 
-def network() -> FlatModel:
-    """A network whose parameters are sines."""
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.sin(torch.arange(1.0, p.numel() + 1) * (1 if p.ndim == 2 else 2)).view(p.shape))
-    return FlatModel(module)
-
-
-def one_step(model: FlatModel, x: torch.Tensor, y: torch.Tensor, rate: float, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of one batch, and the update that its step leaves."""
-    start, spec = model.vector.clone(), LocalSpec(batch_size=len(y), optimizer=OptimizerSpec(lr=lr))
-    local = Local(model, start, spec, BatchGradient(), torch.Generator().manual_seed(0))
-    update, _ = train(local, x, y, Pruned(rate=rate))
-    model.load(start)
-    local.gradient(local, x, y)
-    return model.grad.clone(), update
+def pruned(network: nn.Module, x: torch.Tensor, y: torch.Tensor, rate: float, lr: float) -> torch.Tensor:
+    """The update that one step on these examples leaves."""
+    return h.update_of({"name": "gradient-compression", "pruning_rate": rate}, network, x, y, optimizer={"lr": lr})
 
 
 @pytest.mark.parametrize("rate", DROPPED)
 def test_one_local_step_is_that_of_the_public_code(rate: float) -> None:
-    _, update = one_step(network(), X, Y, rate, lr=0.5)
+    """From a network whose parameters are sines."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(torch.sin(torch.arange(1.0, p.numel() + 1) * (1 if p.ndim == 2 else 2)).view(p.shape))
+    update = pruned(network, X, Y, rate, lr=0.5)
     assert (update == 0).nonzero().flatten().tolist() == DROPPED[rate]
     sent = [0.0 if i in DROPPED[rate] else g for i, g in enumerate(GRADIENT)]
     assert (update / -0.5).tolist() == pytest.approx(sent, abs=1e-6)
@@ -73,10 +62,9 @@ TIES_DROPPED[0.9] = [[1, 2, 3, 4, 5, 6, 7, 9, 10], [], [], range(9)]
 
 @pytest.mark.parametrize("rate", TIES_DROPPED)
 def test_ties_and_zeros_are_those_of_the_public_code(rate: float) -> None:
-    model = FlatModel(nn.ParameterList(torch.zeros(len(values)) for values in TIES))
-    local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator())
-    model.vector.copy_(torch.cat([torch.tensor(values) for values in TIES]))
-    parts = model.layout.split(Pruned(rate=rate).finish(local))
+    sizes = [len(values) for values in TIES]
+    update = pruned(h.Sums(*sizes), torch.cat([torch.tensor(values) for values in TIES])[None], torch.tensor([0]), rate, lr=1.0)
+    parts = update.split(sizes)
     for part, values, dropped in zip(parts, TIES, TIES_DROPPED[rate], strict=True):
         assert part.tolist() == [0.0 if i in dropped else v for i, v in enumerate(values)]
 
@@ -84,9 +72,9 @@ def test_ties_and_zeros_are_those_of_the_public_code(rate: float) -> None:
 @pytest.mark.parametrize(("rate", "lr", "most"), [(0.9, 0.1, 1), (0.9, 0.001, 12), (0.1, 0.001, 250)])
 def test_only_rounding_tells_an_update_of_one_step_from_its_gradient(rate: float, lr: float, most: int) -> None:
     x, y = h.job_of(h.digits({"name": "fedavg"}, **SERVER)).context.clients.examples(0)
-    model = FlatModel(build("mlp", (1, 8, 8), 10, seed=0))
-    gradient, update = one_step(model, x[:32], y[:32], rate, lr)
-    parts = model.layout.split(gradient.abs())
+    x, y, network = x[:32], y[:32], build("mlp", (1, 8, 8), 10, seed=0)
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), [*network.parameters()])
+    update, parts = pruned(network, x, y, rate, lr), [g.flatten().abs() for g in gradients]
     kept = torch.cat([(part >= np.percentile(part.numpy(), 100 * rate)) & (part > 0) for part in parts])
     assert len(kept) == 55_210
     assert int((kept != (update != 0)).sum()) <= most
@@ -99,12 +87,7 @@ def test_quantile_is_numpys(share: float) -> None:
 
 
 def test_small_entries_of_each_layer_do_not_leave() -> None:
-    module = torch.nn.Linear(2, 2)
-    model = FlatModel(module)
-    start = model.vector.clone()
-    local = Local(model, start, LocalSpec(), BatchGradient(), torch.Generator())
-    model.vector.add_(torch.tensor([0.1, -0.4, 0.2, 0.3, 5.0, -7.0]))
-    update = Pruned(rate=0.5).finish(local)
+    update = pruned(h.Sums(4, 2), torch.tensor([[0.1, -0.4, 0.2, 0.3, 5.0, -7.0]]), torch.tensor([0]), 0.5, lr=1.0)
     # magnitudes of the weight 0.1 0.2 0.3 0.4, median 0.25; of the bias 5 and 7, median 6
     assert update.tolist() == pytest.approx([0.0, -0.4, 0.0, 0.3, 0.0, -7.0], abs=1e-6)
 

@@ -18,9 +18,8 @@ from fedveil.methods.run_cost import events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.claim import claim_fedprox, linear_loss_mu
 from fedveil.papers.convergent_dp.method import NoisyFedProx, trajectory
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.training.params import FlatModel
-from method_kit import digits, setting
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from method_kit import digits, setting, update_of
 
 SPEC = LocalSpec(1, 3, 25, OptimizerSpec(lr=0.5), 2.0)
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
@@ -54,19 +53,15 @@ def test_bound_stops_growing_with_the_number_of_steps() -> None:
 
 def test_training_adds_the_penalty_after_the_clip() -> None:
     """A gradient that never turns, always clipped: steps of rate * V, the earlier ones pulled back: 1 + 0.8 + 0.64 of them."""
-    module = torch.nn.Linear(1, 2, bias=False)
-    model = FlatModel(module)
-    model.vector.zero_()
-    spec = replace(SPEC, batch_size=1)
-    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator().manual_seed(0))
-    method = NoisyFedProx(proximal=0.4, sigma=1.0)
-    s = method.calibrate(prox(local=spec))
+    network, method = torch.nn.Linear(1, 2, bias=False), {"name": "noisy-fedprox", "proximal": 0.4, "sigma": 1e-9}
+    torch.nn.init.zeros_(network.weight)
     x, y = torch.full((1, 1), 10.0), torch.tensor([0])
-    update, _ = train(local, x, y, method.client(s))
-    assert float(update.norm()) <= trajectory(s, 0.4)[0] * (1 + 1e-6)
-    steep = replace(local, spec=replace(spec, batch_clip=1e-3), optimizer=None)
-    update, _ = train(steep, x, y, method.client(s))
-    assert float(update.norm()) == pytest.approx(0.5e-3 * (1 + 0.8 + 0.64), rel=1e-4)
+    wide, steep = (
+        float(update_of(method, network, x, y, local_steps=3, batch_clip=clip, optimizer={"lr": 0.5}).norm())
+        for clip in (2.0, 1e-3)
+    )
+    assert wide <= trajectory(prox(), 0.4)[0] * (1 + 1e-6)
+    assert steep == pytest.approx(0.5e-3 * (1 + 0.8 + 0.64), rel=1e-4)
 
 
 def test_composition_by_hand() -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rich.console import Console
+from torch import nn
 
+import fedveil as fv
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
 from fedveil.accounting.learnability import Learnability
@@ -24,39 +26,37 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.data.split import client_test_split, split_within_users
 from fedveil.errors import ConfigError
-from fedveil.experiment.certify import certify, certify_config
+from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import parse
-from fedveil.mechanism.cost import step_sensitivity
+from fedveil.methods.base import MethodConfig
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
+from fedveil.methods.method_registry import METHODS
 from fedveil.methods.setting import Setting
 from fedveil.papers.aldp_fl.method import ALDPFL
-from fedveil.statement.advice import learnability
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_layout import from_dict, render, render_brief, to_dict, to_markdown
 from fedveil.statement.statement_text import in_words, numbers_table
-from fedveil.training.local import LocalSpec
-from fedveil.training.params import Layout
 
 DELTA = 1e-5
 
 
-def setting(
-    view: View = View.AGGREGATE, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ZERO_OUT, **other: object
-) -> Setting:
-    base = Setting(
-        clients=200,
-        cohort=50,
-        rounds=16,
-        sampling="fixed",
-        local=LocalSpec(batch_size=10),
-        layout=Layout.of({"w": (100, 30), "b": (600,)}),
-        records=40,
-        classes=10,
-        scope=Scope(unit, adjacency, view),
-        delta=DELTA,
-        noise_multiplier=2.0,
-    )
-    return replace(base, **other)  # type: ignore[arg-type]
+def stated(method: MethodConfig, *, clients: int = 200, network: nn.Module | str = "linear", **keys: Any) -> Statement:
+    """The statement of 200 clients of 40 records, 50 a round, and 3,600 parameters; keys of training and privacy change it."""
+    training: dict[str, Any] = {"clients_per_round": 50, "rounds": 16, "sampling": "fixed", "batch_size": 10}
+    privacy: dict[str, Any] = {"noise_multiplier": None if "epsilon" in keys else 2.0, "delta": DELTA}
+    run = {"seeded_noise": keys.pop("seeded_noise", False)}
+    for key, value in keys.items():
+        (training if key in fv.Training.model_fields else privacy)[key] = value
+    data = {"partition": {"kind": "iid", "clients": clients}}
+    x, y = np.broadcast_to(np.float32(0), (40 * clients, 359)), np.zeros(40 * clients, np.int64)
+    examples = fv.Dataset(replace(info("digits"), name="zeros", input_shape=(359,)), x, y, x[:1], y[:1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, method.name, type(method))
+        federation = fv.Federation(model=network, method=method, training=training, privacy=privacy, data=data, run=run)
+        return federation.certify(examples)
+
+
+BY_RECORD: dict[str, Any] = {"view": "server", "unit": "record", "local": "dp-sgd"}
 
 
 def epsilons(s: Statement) -> list[float]:
@@ -68,7 +68,7 @@ def epsilons(s: Statement) -> list[float]:
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_aggregate_runs_compose_exactly_and_prove_nothing_against_the_server(adjacency: Adjacency) -> None:
-    s = certify(DPFedAvg(clip=3.0), setting(adjacency=adjacency))
+    s = stated(DPFedAvg(clip=3.0), adjacency=adjacency)
     mu = adjacency.factor * math.sqrt(16) / 2.0
     assert epsilons(s) == [math.inf, *[pytest.approx(epsilon_of(mu, DELTA), rel=1e-9)] * 2]
     assert "only their sum is protected" in s.view(View.SERVER).proven.reason
@@ -79,26 +79,26 @@ def test_aggregate_runs_compose_exactly_and_prove_nothing_against_the_server(adj
 
 
 def test_server_runs_gain_the_other_uploads_noise_in_the_sum() -> None:
-    s = certify(DPFedAvg(), setting(View.SERVER, min_survivors=40, colluders=4))
+    s = stated(DPFedAvg(), view="server", min_survivors=40, colluders=4)
     alone, summed = math.sqrt(16) / 2.0, math.sqrt(16) / (2.0 * math.sqrt(36))
     expected = [epsilon_of(mu, DELTA) for mu in (alone, summed, summed)]
     assert epsilons(s) == pytest.approx(expected, rel=1e-9)
 
 
 def test_poisson_sampling_is_credited_in_the_views_that_do_not_see_it() -> None:
-    s = certify(DPFedAvg(), setting(sampling="poisson"))
+    s = stated(DPFedAvg(), sampling="poisson")
     expected, name = bound([SampledGaussian(0.25, 2.0, 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
     assert epsilons(s) == [math.inf, expected, expected]
     assert s.accountant == name
     assert expected < epsilon_of(math.sqrt(16) / 2.0, DELTA)
     assert any("independently with probability 0.25" in a.what for a in s.assumptions)
-    server = certify(DPFedAvg(), setting(View.SERVER, sampling="poisson"))
+    server = stated(DPFedAvg(), view="server", sampling="poisson")
     full = epsilon_of(math.sqrt(16) / 2.0, DELTA)
     assert epsilons(server) == pytest.approx([full] * 3, rel=1e-9), "who takes part is seen: no amplification in any view"
 
 
 def test_a_target_is_calibrated_to() -> None:
-    s = certify(DPFedAvg(), setting(noise_multiplier=None, epsilon=3.0))
+    s = stated(DPFedAvg(), epsilon=3.0)
     assert s.target_epsilon == 3.0
     assert s.proven.epsilon == pytest.approx(3.0, rel=1e-4)
     assert s.proven.epsilon <= 3.0
@@ -106,15 +106,14 @@ def test_a_target_is_calibrated_to() -> None:
 
 
 def test_dp_sgd_protects_records_in_every_view_and_clients_in_none() -> None:
-    s = setting(View.SERVER, Unit.RECORD, example_clip=1.0)
-    records, step = certify(FedAvg(), s), s.dp_sgd()
-    assert step is not None
-    sensitivity = step_sensitivity(step, s.layout.dimension, Adjacency.ZERO_OUT)
-    assert 1.0 < sensitivity < 1.00001
-    expected, _ = bound([SampledGaussian(0.25, 2.0 / sensitivity, 4 * 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
-    assert epsilons(records) == [expected] * 3
+    records = stated(FedAvg(), **BY_RECORD, example_clip=1.0)
+    exact, rounded = (
+        bound([SampledGaussian(0.25, 2.0 / c, 4 * 16)], DELTA, adjacency=Adjacency.ZERO_OUT)[0] for c in (1, 1.00001)
+    )
+    assert len(set(epsilons(records))) == 1
+    assert exact < records.proven.epsilon < rounded, "the grid adds a little to the sensitivity of 1"
     assert any("who joined never leaves the client" in a.what for a in records.assumptions)
-    clients = certify(FedAvg(), setting(View.SERVER, example_clip=1.0))
+    clients = stated(FedAvg(), view="server", local="dp-sgd", example_clip=1.0)
     assert epsilons(clients) == [math.inf] * 3
     assert all("protects records, not the client" in v.proven.reason for v in clients.views)
 
@@ -138,15 +137,15 @@ def test_a_target_that_no_noise_reaches_is_refused_with_its_reason(method: str) 
 
 
 def test_without_noise_or_clip_every_view_is_inf_with_its_reason() -> None:
-    bare = certify(FedAvg(), setting(noise_multiplier=None))
+    bare = stated(FedAvg(), noise_multiplier=None)
     assert epsilons(bare) == [math.inf] * 3
     assert {v.proven.reason for v in bare.views} == {"fedavg neither clips nor adds noise"}
     assert bare.learnability is None
     assert bare.assumptions == ()
-    silent = certify(DPFedAvg(), setting(noise_multiplier=0.0))
+    silent = stated(DPFedAvg(), noise_multiplier=0.0)
     assert {v.proven.reason for v in silent.views} == {"no noise is added (noise_multiplier = 0)"}
     with pytest.raises(ConfigError, match="noise is not set"):
-        certify(DPFedAvg(), setting(noise_multiplier=None))
+        stated(DPFedAvg(), noise_multiplier=None)
 
 
 class Claims(DPFedAvg):
@@ -162,7 +161,7 @@ class Claims(DPFedAvg):
 
 
 def test_a_claim_stands_in_its_own_view_and_an_audit_refutes_it() -> None:
-    s = certify(Claims(), setting(delta=0.1))
+    s = stated(Claims(), delta=0.1)
     assert s.variant == "published"
     assert [v.claimed is not None for v in s.views] == [False, False, True]
     assert ("the moon is full", "the bound of dp-fedavg rests on it") in [(a.what, a.why) for a in s.assumptions]
@@ -185,30 +184,29 @@ class CreditsSampling(DPFedAvg):
 
 def test_wrong_credit_for_sampling_is_refused() -> None:
     with pytest.raises(ConfigError, match="in the server view"):
-        certify(CreditsSampling(), setting(View.SERVER, sampling="poisson"))
+        stated(CreditsSampling(), view="server", sampling="poisson")
     with pytest.raises(ConfigError, match="in the server view"):
-        certify(CreditsSampling(), setting(sampling="poisson"))
+        stated(CreditsSampling(), sampling="poisson")
 
 
 def test_a_vacuous_delta_warns_and_is_refused_where_something_is_proven() -> None:
     with pytest.raises(ConfigError, match="allow_vacuous_delta"):
-        certify(DPFedAvg(), setting(delta=1 / 200))
-    allowed = certify(DPFedAvg(), setting(delta=1 / 200), allow_vacuous_delta=True)
+        stated(DPFedAvg(), delta=1 / 200)
+    allowed = stated(DPFedAvg(), delta=1 / 200, allow_vacuous_delta=True)
     assert any("not below 1 / 200 (the number of clients)" in w for w in allowed.warnings)
-    assert any("not below" in w for w in certify(Claims(), setting(delta=1 / 200)).warnings), "published: a warning"
-    assert any("not below" in w for w in certify(FedAvg(), setting(delta=0.1, noise_multiplier=None)).warnings)
-    records = setting(View.SERVER, Unit.RECORD, example_clip=1.0, delta=1 / 8001)
-    assert certify(FedAvg(), records).units == 200 * 40, "units are records here"
+    assert any("not below" in w for w in stated(Claims(), delta=1 / 200).warnings), "published: a warning"
+    assert any("not below" in w for w in stated(FedAvg(), delta=0.1, noise_multiplier=None).warnings)
+    assert stated(FedAvg(), **BY_RECORD, delta=1 / 8001).units == 200 * 40, "units are records here"
     with pytest.raises(ConfigError, match="1 / 8000"):
-        certify(FedAvg(), replace(records, delta=1 / 8000))
+        stated(FedAvg(), **BY_RECORD, delta=1 / 8000)
 
 
 def test_records_under_a_client_level_mechanism() -> None:
     for adjacency in Adjacency:
-        s = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency))
+        s = stated(DPFedAvg(), unit="record", adjacency=adjacency)
         assert s.proven.epsilon == pytest.approx(epsilon_of(2 * math.sqrt(16) / 2.0, DELTA), rel=1e-9)
         assert any("all records of its client together" in note for note in s.notes)
-        sampled = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency, sampling="poisson"))
+        sampled = stated(DPFedAvg(), unit="record", adjacency=adjacency, sampling="poisson")
         expected, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.REPLACE_ONE)
         assert sampled.proven.epsilon == expected
     zeroing, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
@@ -216,15 +214,15 @@ def test_records_under_a_client_level_mechanism() -> None:
 
 
 def test_seeded_noise_and_what_is_not_protected() -> None:
-    s = certify(DPFedAvg(), setting(), seeded_noise=True, batch_norm=True)
+    s = stated(DPFedAvg(), seeded_noise=True, network=nn.Sequential(nn.Linear(1, 3598), nn.BatchNorm1d(1)))
     assert s.warnings[0] == SIMULATION_ONLY == "simulation only: noise is reproducible, no privacy"
     assert in_words(s).startswith("Simulation only")
     assert SIMULATION_ONLY in to_markdown(s)
     lines = " ".join(s.not_protected)
     for topic in ("participation", "sizes", "batch-norm", "hyper-parameter", "training loss"):
         assert topic in lines
-    assert "batch-norm" not in " ".join(certify(DPFedAvg(), setting(), batch_norm=False).not_protected)
-    assert SIMULATION_ONLY not in certify(DPFedAvg(), setting()).warnings
+    assert "batch-norm" not in " ".join(stated(DPFedAvg()).not_protected)
+    assert SIMULATION_ONLY not in stated(DPFedAvg()).warnings
 
 
 def test_no_heading_says_proven_over_nothing_proven() -> None:
@@ -237,78 +235,78 @@ def test_no_heading_says_proven_over_nothing_proven() -> None:
         assert len(lines) > 2
         return {line[line.index("(") + 1 : line.index(")")] for line in lines}
 
-    assert headings(certify(DPFedAvg(), setting())) == {"proven"}
-    assert headings(certify(DPFedAvg(), setting(), seeded_noise=True)) == {"simulation only"}
-    assert headings(certify(DPFedAvg(), setting(noise_multiplier=0.0))) == {"nothing proven"}
-    assert headings(certify(FedAvg(), setting())) == {"nothing proven"}
-    assert headings(certify(ALDPFL(variant="published"), setting(View.SERVER, epsilon=8.0))) == {"published"}
+    assert headings(stated(DPFedAvg())) == {"proven"}
+    assert headings(stated(DPFedAvg(), seeded_noise=True)) == {"simulation only"}
+    assert headings(stated(DPFedAvg(), noise_multiplier=0.0)) == {"nothing proven"}
+    assert headings(stated(FedAvg(), noise_multiplier=None)) == {"nothing proven"}
+    assert headings(stated(ALDPFL(variant="published"), view="server", epsilon=8.0)) == {"published"}
 
 
 # --- can it learn? --------------------------------------------------------------------------------------------------------------
 
 
-def block(method: DPFedAvg | FedAvg, s: Setting) -> Learnability:
-    found = certify(method, s).learnability
+def block(method: MethodConfig, **keys: Any) -> Learnability:
+    found = stated(method, **keys).learnability
     assert found is not None
     return found
 
 
 def test_noise_norms_by_hand() -> None:
     d, n, clip = 3600, 50, 3.0
-    aggregate = block(DPFedAvg(clip=clip), setting())
+    aggregate = block(DPFedAvg(clip=clip))
     own = aggregate.level(View.AGGREGATE)
     assert own.noise_norm == pytest.approx(2.0 * clip * math.sqrt(d) / n, rel=1e-9)
     assert own.ratio == pytest.approx(2.0 * 60 / 50, rel=1e-9)
     assert aggregate.level(View.FINAL).ratio == pytest.approx(2.0 * 60 / 50, rel=1e-9)
     assert aggregate.level(View.SERVER).ratio == pytest.approx(2.0 * math.sqrt(d / n), rel=1e-3), "same z, noise on each upload"
-    server = block(DPFedAvg(clip=clip), setting(View.SERVER))
+    server = block(DPFedAvg(clip=clip), view="server")
     assert server.level(View.SERVER).noise_norm == pytest.approx(2.0 * clip * math.sqrt(d / n), rel=1e-9)
     assert server.level(View.AGGREGATE).ratio == pytest.approx(2.0 * 60 / 50, rel=1e-3)
     assert (aggregate.verdict, server.verdict) == ("yes", "no")
 
 
 def test_noise_norm_of_a_dp_sgd_step_by_hand() -> None:
-    s = block(FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=0.5))
+    s = block(FedAvg(), **BY_RECORD, example_clip=0.5)
     for view in VIEWS:
         assert s.level(view).noise_norm == pytest.approx(2.0 * 0.5 / 10 * math.sqrt(3600 / 50), rel=1e-9)
         assert s.level(view).ratio == pytest.approx(2.0 / 10 * math.sqrt(72), rel=1e-9)
 
 
-CASES = [
-    (DPFedAvg(), setting()),
-    (DPFedAvg(), setting(View.SERVER)),
-    (DPFedAvg(), setting(adjacency=Adjacency.REPLACE_ONE, cohort=100)),
-    (DPFedAvg(), setting(noise_multiplier=None, epsilon=6.0, sampling="poisson", cohort=20)),
-    (DPFedAvg(), setting(noise_multiplier=None, epsilon=8.0, sampling="poisson", clients=5000, cohort=20)),
-    (FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=0.5, noise_multiplier=1.5, rounds=40)),
+CASES: list[tuple[MethodConfig, dict[str, Any]]] = [
+    (DPFedAvg(), {}),
+    (DPFedAvg(), {"view": "server"}),
+    (DPFedAvg(), {"adjacency": "replace_one", "clients_per_round": 100}),
+    (DPFedAvg(), {"epsilon": 6.0, "sampling": "poisson", "clients_per_round": 20}),
+    (DPFedAvg(), {"epsilon": 8.0, "sampling": "poisson", "clients": 5000, "clients_per_round": 20}),
+    (FedAvg(), {**BY_RECORD, "example_clip": 0.5, "noise_multiplier": 1.5, "rounds": 40}),
 ]
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("method", "s"), CASES)
+@pytest.mark.parametrize(("method", "keys"), CASES)
 @pytest.mark.heavy
-def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: DPFedAvg | FedAvg, s: Setting) -> None:
-    before = certify(method, s)
+def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: MethodConfig, keys: dict[str, Any]) -> None:
+    before = stated(method, **keys)
     start = before.learnability
     assert start is not None
-    own = start.level(s.scope.view)
+    own = start.level(before.scope.view)
     assert own.ratio is not None
     assert own.ratio > 1
     assert [a.change for a in start.advice] == ["clients a round", "rounds", "dimension"]
-    target = replace(s, noise_multiplier=None, epsilon=start.epsilon)
+    target = {**keys, "noise_multiplier": None, "epsilon": start.epsilon}
     for advice in start.advice:
         if advice.to is None:
             continue
-        moved = {
-            "clients a round": replace(target, cohort=advice.to, clients=advice.clients),
-            "rounds": replace(target, rounds=advice.to),
-            "dimension": replace(target, layout=Layout.of({"w": (advice.to,)})),
+        moved: dict[str, Any] = {
+            "clients a round": {"clients_per_round": advice.to, "clients": advice.clients},
+            "rounds": {"rounds": advice.to},
+            "dimension": {"network": nn.Linear(1, advice.to, bias=False)},
         }[advice.change]
-        after = certify(method, moved)
+        after = stated(method, **target | moved)
         reached = after.learnability
         assert after.proven.epsilon <= start.epsilon * (1 + 1e-9)
         assert reached is not None
-        ratio = reached.level(s.scope.view).ratio
+        ratio = reached.level(before.scope.view).ratio
         assert ratio is not None
         assert 0.8 < ratio <= 1 + 2e-5, (advice, ratio)
         assert reached.advice == () or ratio > 1
@@ -316,25 +314,24 @@ def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: DPFe
 
 
 def test_clients_are_sought_in_the_population_first_and_the_answer_is_the_least() -> None:
-    s = setting(clients=200, cohort=50)
-    found = block(DPFedAvg(), s).advice[0]
+    found = block(DPFedAvg()).advice[0]
     assert (found.to, found.clients) == (120, 200), "z sqrt(d) = 2 * 60"
-    small = block(DPFedAvg(), setting(clients=60, cohort=50)).advice[0]
+    small = block(DPFedAvg(), clients=60, clients_per_round=50).advice[0]
     assert (small.to, small.clients) == (120, 144)
     assert "population of 144 clients instead of 60" in small.text
 
 
 def test_advice_that_cannot_work_is_said_to_be_impossible() -> None:
-    hopeless = block(DPFedAvg(), setting(View.SERVER, noise_multiplier=100.0))
+    hopeless = block(DPFedAvg(), view="server", noise_multiplier=100.0)
     assert [a.to for a in hopeless.advice[1:]] == [None, None]
     assert hopeless.advice[0].to == 100**2 * 3600
-    assert block(DPFedAvg(), setting(cohort=200)).advice == ()
+    assert block(DPFedAvg(), clients_per_round=200).advice == ()
 
 
 def test_no_learnability_without_clip_noise_or_finite_epsilon() -> None:
-    assert learnability(FedAvg(), setting(), 1.0) is None
-    assert learnability(DPFedAvg(), setting(noise_multiplier=0.0), 1.0) is None
-    assert learnability(DPFedAvg(), setting(), math.inf) is None
+    assert stated(FedAvg(), noise_multiplier=None).learnability is None
+    assert stated(DPFedAvg(), noise_multiplier=0.0).learnability is None
+    assert stated(FedAvg(), local="dp-sgd").learnability is None, "epsilon is inf: it protects no clients"
 
 
 # --- whole configurations ------------------------------------------------------------------------------------------------------
@@ -407,7 +404,7 @@ def shown(s: Statement) -> str:
 
 
 def test_what_was_not_audited_names_the_command() -> None:
-    s = certify(Claims(), setting())
+    s = stated(Claims())
     line = "audited -: no attack is on record; fedveil audit RUN adds one"
     assert line in " ".join(shown(s).split())
     assert {row[3].note for row in numbers_table(s).rows} == {"fedveil audit RUN"}
@@ -417,7 +414,7 @@ def test_what_was_not_audited_names_the_command() -> None:
 
 
 def test_the_terminal_shows_everything_within_80_columns() -> None:
-    s = certify(Claims(), setting(), seeded_noise=True)
+    s = stated(Claims(), seeded_noise=True)
     text = shown(s)
     assert max(len(line) for line in text.splitlines()) <= 80
     flat = " ".join(text.split())
@@ -442,7 +439,7 @@ def test_brackets_in_reasons_are_shown_as_they_are() -> None:
         def assumptions(self, s: Setting) -> tuple[str, ...]:
             return ("[red]layers[/red] [0, 1]",)
 
-    assert "[red]layers[/red] [0, 1]" in shown(certify(Odd(), setting()))
+    assert "[red]layers[/red] [0, 1]" in shown(stated(Odd()))
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "shards", "label-count", "iid"])

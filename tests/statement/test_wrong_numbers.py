@@ -20,38 +20,27 @@ import method_kit as h
 from by_hand import Book
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View, at_most
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, View, at_most
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify, certify_config
 from fedveil.experiment.config import parse
+from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.mechanism.plan import Plan
-from fedveil.methods.fedavg import DPFedAvg, FedAvg
+from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Weighting
-from fedveil.methods.setting import Setting
+from fedveil.methods.method_registry import METHODS
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import in_words
-from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
 ZERO = Adjacency.ZERO_OUT
 
 
-def setting(clients: int, cohort: int, rounds: int, z: float, delta: float, **other: Any) -> Setting:
-    """A Poisson-sampled run at client level in the aggregate view, unless told otherwise."""
-    base = Setting(
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
-        sampling="poisson",
-        local=LocalSpec(batch_size=10),
-        layout=Layout.of({"w": (100, 30), "b": (600,)}),
-        records=60,
-        classes=10,
-        scope=Scope(Unit.CLIENT, ZERO, View.AGGREGATE),
-        delta=delta,
-        noise_multiplier=z,
-    )
-    return replace(base, **other)
+def stated(clients: int, cohort: int, rounds: int, z: float, delta: float, *overrides: str) -> Statement:
+    """The statement of Poisson-sampled DP-FedAvg in the aggregate view, unless told otherwise."""
+    training, privacy = {"clients_per_round": cohort, "sampling": "poisson"}, {"noise_multiplier": z, "delta": delta}
+    more: dict[str, Any] = {"clients": clients, "rounds": rounds, "training": training, "privacy": privacy}
+    return certify_config(h.digits({"name": "dp-fedavg"}, "run.seeded_noise=false", *overrides, **more))
 
 
 # --- 1: the sum's noise where clients send different coordinates or noise -----------------------------------------------
@@ -126,13 +115,13 @@ def test_noise_of_others_is_not_credited_where_clients_plan_for_themselves(
 
 @pytest.mark.heavy
 def test_a_plan_common_to_all_keeps_the_credit_and_says_what_it_rests_on() -> None:
-    s = setting(CLIENTS, CLIENTS, ROUNDS, 5.0, 1e-5, sampling="fixed", scope=Scope(Unit.CLIENT, ZERO, View.SERVER))
-    found = certify(DPFedAvg(), s)
+    run, keys = (CLIENTS, CLIENTS, ROUNDS, 5.0, 1e-5), ("training.sampling=fixed", "privacy.view=server")
+    found = stated(*run, *keys)
     assert found.view(View.AGGREGATE).proven.epsilon == pytest.approx(epsilon_of(math.sqrt(ROUNDS / 49) / 5.0, 1e-5), rel=1e-4)
     summed = "no upload is missing: the sum of each round holds all 50 noisy uploads, of which a client knows its own noise"
     assert summed in [a.what for a in found.assumptions]
     assert not any("missing" in text for text in found.proven.assumptions), "the server's own number needs no other upload"
-    fewer = certify(DPFedAvg(), replace(s, min_survivors=40, colluders=3))
+    fewer = stated(*run, *keys, "privacy.min_survivors=40", "privacy.colluders=3")
     assert any("at least 40 noisy uploads, at most 3 of them the adversary's" in a.what for a in fewer.assumptions)
     assert not any("missing" in a.what for a in executed("fedanc/32", 5.0)[0].assumptions)
 
@@ -179,12 +168,12 @@ def test_a_seen_number_of_participants_is_priced_beside_a_hidden_one(
     clients: int, cohort: int, z: float, rounds: int, delta: float, hidden: float, seen: float
 ) -> None:
     old, _ = bound([SampledGaussian(cohort / clients, z, rounds)], delta, adjacency=ZERO)  # all that was printed
-    s = certify(DPFedAvg(), setting(clients, cohort, rounds, z, delta), batch_norm=False)
+    s = stated(clients, cohort, rounds, z, delta)
     assert s.proven.epsilon == old == pytest.approx(hidden, rel=2e-4)
     for view in (View.AGGREGATE, View.FINAL):
         assert s.view(view).seen_count == pytest.approx(seen, rel=1e-4)
     assert s.view(View.SERVER).seen_count is None
-    assert f"against one who sees that number too, epsilon is {at_most(s.own.seen_count)}" in in_words(s)
+    assert f"an attacker who knows it gets epsilon {at_most(s.own.seen_count)}" in in_words(s)
 
 
 def test_an_attack_that_sees_the_number_exceeds_the_hidden_price() -> None:
@@ -222,7 +211,7 @@ def test_min_survivors_ends_amplification(others: float, least: int, true: float
     assert old == pytest.approx(7.05, rel=1e-3)
     reached = attacked(skipping(others, least), 100, 1e-5)
     assert reached == pytest.approx(true, abs=0.02)
-    s = certify(DPFedAvg(), setting(10, 1, 100, 1.0, 1e-5, min_survivors=least))
+    s = stated(10, 1, 100, 1.0, 1e-5, f"privacy.min_survivors={least}")
     assert s.proven.epsilon == pytest.approx(epsilon_of(10.0, 1e-5), rel=1e-9), "every round counts in full"
     assert s.proven.epsilon > reached
     assert s.own.seen_count is None
@@ -264,13 +253,12 @@ def test_weights_by_size_are_refused_in_poisson_sampled_sums(noise: str) -> None
         assert certify_config(parse(deepcopy(SILOS), [noise, more])).proven.epsilon < math.inf
     with pytest.raises(ConfigError, match=r"read off the model.*method.weighting = 'uniform' or training.sampling = 'fixed'"):
         certify_config(parse(deepcopy(SILOS), [noise]))
-    with pytest.raises(ConfigError, match="read off the model"):
-        FedAvg().calibrate(setting(12, 6, 2, 1.0, 1e-5, example_clip=1.0, scope=Scope(Unit.RECORD, ZERO, View.AGGREGATE)))
 
 
-def test_a_plugin_that_weighs_what_it_promises_is_refused_before_anything_leaves() -> None:
-    with pytest.raises(ConfigError, match="read off the model"):
-        certify(Weighs(), setting(10, 1, 100, 1.0, 1e-5))
+def test_a_plugin_that_weighs_what_it_promises_is_refused_before_anything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match="read off the model"):
+        patched.setitem(METHODS, "dp-fedavg", Weighs)
+        stated(10, 1, 100, 1.0, 1e-5)
     job = h.job_of(h.digits({"name": "dp-fedavg"}, "privacy.noise_multiplier=1", clients=7))
     assert len({job.context.clients.size(c) for c in range(7)}) > 1, "else all weigh the same"
     weighing = replace(job, method=Weighs())
@@ -285,11 +273,12 @@ def test_a_plugin_that_weighs_what_it_promises_is_refused_before_anything_leaves
 
 def test_only_the_nominal_size_of_a_client_is_public_under_dp_sgd() -> None:
     """Steps were divided by the client's true size: updates of std 0.133 for 60 records, 0.0142 for 600."""
-    s = setting(12, 6, 2, 1.0, 1e-5, example_clip=1.0, sampling="fixed", scope=Scope(Unit.RECORD, ZERO, View.SERVER))
-    step = s.dp_sgd()
+    keys = ["training.sampling=fixed", "privacy.view=server"]
+    configs = [parse(deepcopy(SILOS), [*keys, f"method.weighting={weighting}"]) for weighting in ("uniform", "examples")]
+    step = calibrated_setting(configs[0])[1].dp_sgd()
     assert step is not None
-    assert (step.expected, step.rate) == (10.0, 10 / 60), "a plan knows the nominal size alone"
-    uniform, weighing = (certify(FedAvg(weighting=weighting), s) for weighting in ("uniform", "examples"))
+    assert (step.expected, step.rate) == (10.0, 10 / 120), "a plan knows the nominal size alone"
+    uniform, weighing = map(certify_config, configs)
     sizes = "sizes: the number of clients and the nominal number of examples a client"
     assert sizes in uniform.not_protected
     assert f"{sizes}, and each client's own, by which it weighs" in weighing.not_protected

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedveil as fv
 from by_hand import Book
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.executors.inline import Inline
@@ -118,6 +121,30 @@ def trained(job: Federation, *, stacked: bool = False) -> Progress:
     assert fit(job, Inline(job.context, stacked=stacked), progress) == ""
     assert not any(row["failures"] for row in progress.history), progress.history
     return progress
+
+
+def update_of(method: str | Mapping[str, Any], network: nn.Module, x: Tensor, y: Tensor, **training: Any) -> Tensor:
+    """The update [d] of the only client of a run of one round; the method adds no noise, or too little to be seen."""
+    pair, classes = (x.numpy(), y.numpy()), max(2, int(y.max()) + 1)
+    data = fv.from_arrays(*pair, client=np.zeros(len(y), int), classes=classes, test=pair)
+    steps = {"rounds": 1, "batch_size": len(y), **training}
+    federation = fv.Federation(model=network, method=method, training=steps, privacy={"view": "server"})
+    before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+    with TemporaryDirectory() as folder:
+        after = federation.fit(data, out=Path(folder, "run"), seed=0, engine="inline").model
+    return nn.utils.parameters_to_vector(after.parameters()).detach() - before
+
+
+class Sums(nn.Module):
+    """A network that starts at zero; at label 0 a step of rate 1 on one example moves its tensors by the example's entries."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(size) for size in sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score = x @ torch.cat([*self.parts]) - 1e6
+        return torch.stack([score, torch.zeros_like(score)], 1)
 
 
 def charged_mu(path: Path) -> dict[int, float]:

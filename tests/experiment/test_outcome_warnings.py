@@ -27,7 +27,7 @@ def test_a_run_that_learned_is_not_warned_of() -> None:
 @pytest.mark.parametrize(
     ("last", "text"),
     [
-        ({"test_auc": 0.503, "test_balanced_accuracy": 0.6}, "area under the ROC curve 50.3 % is that of one answer for all"),
+        ({"test_auc": 0.503, "test_balanced_accuracy": 0.6}, "area under the ROC curve 0.503 is that of one answer for all"),
         ({"test_auc": 0.7, "test_balanced_accuracy": 0.5}, "set another threshold on the probabilities"),
     ],
 )

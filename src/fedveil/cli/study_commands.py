@@ -88,8 +88,9 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
-    shared = configuration(config, preset, overrides, trust_plugins)  # its plugins may bring methods
-    _require_methods(methods)
+    if not any("plugins" in text for text in (*(overrides or ()), "" if config is None else config.read_text("utf-8"))):
+        _require_methods(methods)  # plugins may bring others
+    shared = configuration(config, preset, overrides, trust_plugins)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.drawing import Paper
     from fedveil.studies.compare.comparison_plan import ComparisonSpec, seeds_from

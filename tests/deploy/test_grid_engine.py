@@ -328,7 +328,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a field twice": (lambda a: with_header(a, lambda text: text.replace(b'"run":', b'"run":"x","run":')), "not written as"),
     "statistics": (
         lambda a: changed(a, lambda fields, arrays: arrays.update(buffers=np.zeros(3, np.float32))),
-        "batch statistics came with",
+        "batch-norm statistics",
     ),
     "more arrays": (lambda a: changed(a, lambda fields, arrays: arrays.update(reads=np.zeros(3))), "unknown arrays"),
     "no release": (lambda a: changed(a, lambda fields, arrays: arrays.clear()), "no release arrived"),

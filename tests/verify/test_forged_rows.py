@@ -161,7 +161,7 @@ def test_a_run_that_counts_a_share_which_a_client_knows_is_no_forgery(
     now = config({"name": "noisy-fedavg"}, view, training=training)
     with monkeypatch.context() as before:
         before.setattr(Setting, "unknown_noises_in", lambda s, seen: 1 if seen is View.SERVER else s.cohort - s.colluders)
-        before.setattr(Door, "known", property(lambda door: door.colluders))
+        before.setattr(Door, "known_noise_terms", property(lambda door: door.colluders))
         run = small_run(now, tmp_path / "old")
     found = verify_run(run)
     assert found.exit_status == 2

@@ -378,7 +378,7 @@ def test_floats_put_less_than_was_counted_between_two_models(seed: int, size: fl
     start = torch.from_numpy(rng.standard_normal(d)).float()
     start *= rng.random() * diameter / 2 / float(start.norm())
     integers = np.round(rng.standard_normal(d) * 2**24 * diameter * 2**far).astype(np.int64)
-    sent = from_grid(integers, [(slice(0, d), -24)]).div_(n)
+    sent = torch.from_numpy(from_grid(integers, [(slice(0, d), -24)])).div_(n)
     landed = start + stepped(Projected(diameter), [Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
     exact = start.double().numpy() + integers * 2.0**-24 / n
     norm, radius = float(np.linalg.norm(exact)), diameter / 2 * (1 - 1e-6)

@@ -35,6 +35,7 @@ from fedveil.methods.adaptive_clipping import AdaptiveClipping as AdaptiveClippi
 from fedveil.methods.banded_mf import BandedMF as BandedMF
 from fedveil.methods.dp_fedsam import DPFedSAM as DPFedSAM
 from fedveil.methods.dp_scaffold import DPScaffold as DPScaffold
+from fedveil.methods.dp_scaffold import Scaffold as Scaffold
 from fedveil.methods.fedavg import DPFedAvg as DPFedAvg
 from fedveil.methods.fedavg import FedAvg as FedAvg
 from fedveil.methods.gradient_compression import GradientCompression as GradientCompression

@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]]
     "plugins": (edited(run={"plugins": ["os"]}), {}, "does not run code named by a server"),
     "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "does not run code named by a server"),
     "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "does not run code named by a server"),
-    "own model": (edited(model={"name": "os.path:join", "hidden": None}), {}, "does not run code named by a server|only networks|cannot be accepted"),
+    "own model": (edited(model={"name": "os.path:join", "hidden": None}), {}, "does not run code named"),
     "handed over": (edited(data={"handed_over": ["data"]}), {}, "has its own"),
     "other part": (edited(), {"data": {"part": 2}}, "has part 2 of the data, not part 1"),
     "a huge model": (edited(model={"hidden": [10**6, 1]}), {"least_noise": 0.01}, "limits.parameters is 25,000,000"),

@@ -7,7 +7,7 @@ import pytest
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError
-from fedveil.experiment.assembly import filter_for
+from fedveil.experiment.shared_budget import filter_for
 from fedveil.ledger.budget import Budget, FixedPlan, GdpFilter, RdpFilter
 
 ZERO = Adjacency.ZERO_OUT

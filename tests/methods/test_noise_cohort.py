@@ -86,8 +86,8 @@ def test_the_statement_has_the_epsilon_of_the_federation_that_there_is() -> None
     assert bounds == pytest.approx((5.4e4, 6.2e4), rel=0.01)
     assert bounds[1] < statement.proven.epsilon < 1.05 * bounds[1]
     assert statement.warnings[0] == (
-        f"extrapolation: the noise is that of a federation of 1,000,000 clients, 1,000 per round, in which epsilon would be 2; for "
-        f"these 1,000 clients, 50 per round, epsilon = {at_most(statement.proven.epsilon)} is what is proven"
+        "extrapolation: the noise is that of a federation of 1,000,000 clients, 1,000 per round, in which epsilon would be 2; "
+        f"for these 1,000 clients, 50 per round, epsilon = {at_most(statement.proven.epsilon)} is what is proven"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from federation_runs import config
-from fedveil.accounting.types import Audit, View, at_most
+from fedveil.accounting.types import Audit, View, at_most, small
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import Config, configure
 from fedveil.statement.institutions import CURATORS, Institution, RunFigures, for_institution, read_run_figures
@@ -132,7 +132,16 @@ def untraced(text: str, s: Statement) -> list[str]:
     return lost
 
 
-FORMS = [at_most, str, "{:.3g}".format, "{:.4g}".format, "{:.6g}".format, "{:.0%}".format, lambda share: f"{share:.0%}"[:-1]]
+FORMS = [
+    at_most,
+    small,
+    str,
+    "{:.3g}".format,
+    "{:.4g}".format,
+    "{:.6g}".format,
+    "{:.0%}".format,
+    lambda share: f"{share:.0%}"[:-1],
+]
 
 
 @pytest.mark.few(2)

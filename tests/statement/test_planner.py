@@ -66,7 +66,7 @@ def test_the_program_prints_it(tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(app, ["plan", str(file)])
     assert done.exit_code == 0, done.output
-    assert "clients: of a round" in done.output
+    assert "clients: per round" in done.output
     assert "%" in done.output
 
 

@@ -142,7 +142,17 @@ def test_the_sample_and_its_limits_are_said(found: Comparison) -> None:
 def test_files(found: Comparison) -> None:
     paths = write_files(found, check_runs(found))
     assert {p.name for p in paths.values()} == {
-        *("compare.html", "compare.md", "compare.csv", "cells.csv", "compare.json", "compare.png", "compare.svg", "runs.html")
+        *(
+            "compare.html",
+            "compare.md",
+            "compare.csv",
+            "cells.csv",
+            "compare.json",
+            "compare.tex",
+            "compare.png",
+            "compare.svg",
+            "runs.html",
+        )
     }
     with paths["table"].open(newline="") as file:
         table = list(csv.DictReader(file))
@@ -232,7 +242,8 @@ def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
     assert str(found.path / "compare.html") in printed.output
     for wrong, message in ((["--epsilon", "two"], "give numbers with commas"), (["--by", "proof"], "proven and claimed")):
         refused = CliRunner().invoke(app, [*arguments, *wrong])
-        assert message in str(refused.exception)
+        assert refused.exit_code != 0
+        assert message.split()[0] in refused.output + str(refused.exception)
 
 
 def test_refusals() -> None:

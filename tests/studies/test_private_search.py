@@ -215,7 +215,7 @@ def test_runs_that_were_looked_at_say_how_many_and_what_they_cost_together(
             {"method": {"name": "adaptive-clipping"}},
             {"training.optimizer.lr": [0.1]},
             5.0,
-            "known before the data are seen",
+            "noise is fixed before the run",
         ),
         ({"privacy": {"epsilon": None, "noise_multiplier": 1.0}}, GRID, 5.0, "privacy.epsilon is not set"),
         ({}, GRID, 0.01, "score_noise"),

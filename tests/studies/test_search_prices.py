@@ -116,8 +116,8 @@ def test_a_search_with_it_ends_with_a_run_that_verifies(method: str, grid: dict[
     ("method", "grid", "message"),
     [
         ({"name": "time-adaptive"}, {"method.saving": [0.25, 0.5]}, "plan other releases"),
-        ({"name": "time-varying-dp"}, {"method.clip": [0.2, 0.5]}, "known before the data are seen"),
-        ({"name": "fedanc"}, {"method.clip": [0.2, 0.5]}, "known before the data are seen"),
+        ({"name": "time-varying-dp"}, {"method.clip": [0.2, 0.5]}, "noise is fixed before the run"),
+        ({"name": "fedanc"}, {"method.clip": [0.2, 0.5]}, "noise is fixed before the run"),
         ({"name": "time-adaptive", "epsilons": [1.0, 4.0]}, {"method.clip": [0.2, 0.5]}, "privacy.view = 'server'"),
     ],
 )

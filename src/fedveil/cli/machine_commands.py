@@ -100,6 +100,7 @@ commands = typer.Typer()
 
 _OPTIONAL = {
     "train": ("torch", "training, attacks, figures, data sets"),
+    "onnx": ("onnx", "export to ONNX"),
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
     "flower": ("flwr", "clients on machines of their own"),

@@ -195,7 +195,7 @@ def render_comparison(done: Comparison, console: Console) -> None:
     for line, where in done.problems.items():
         console.print(f"[yellow]{escape(line)}[/] [dim]({escape(', '.join(where))})[/]", highlight=False)
     for sentence in verdict_sentences(done):
-        console.print(escape(sentence), highlight=False, style="bold", soft_wrap=True)
+        console.print(escape(sentence), highlight=False, style="bold")
     console.print()
     for sentence in done.sentences:
         console.print(escape(sentence), highlight=False, style="dim")

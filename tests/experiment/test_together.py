@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import fedveil.experiment.resolve as resolve_module
+import fedveil.executors.device as device_module
+import fedveil.executors.select_engine as select_engine
 import fedveil.experiment.run as run_module
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
@@ -41,8 +42,8 @@ def test_a_run_begun_without_that_assumption_does_not_go_on_with_it(tmp_path: Pa
     interrupted(configuration, tmp_path / "a", 2)
     with pytest.raises(ConfigError, match="several clients in one pass"):
         go(with_engine(configuration, "batched"), tmp_path / "a", resume=True)
-    for module in (run_module, resolve_module):  # as on a machine with one
-        monkeypatch.setattr(module, "device_for", lambda *_: resolve_module.GPU)
+    for module in (run_module, select_engine):  # as on a machine with one
+        monkeypatch.setattr(module, "device_for", lambda *_: device_module.GPU)
     assert len(go(with_engine(configuration, "auto"), tmp_path / "a", resume=True).history) == 3
 
 
@@ -55,9 +56,9 @@ def test_what_began_in_one_pass_says_so_also_when_it_ends_otherwise(tmp_path: Pa
 
 
 def test_auto_on_a_gpu_is_recorded_with_its_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (run_module, resolve_module):  # no GPU is needed to see what is recorded
+    for module in (run_module, select_engine):  # no GPU is needed to see what is recorded
         monkeypatch.setattr(module, "device_for", lambda *_: "cpu")
-    monkeypatch.setattr(resolve_module, "GPU", "cpu")
+    monkeypatch.setattr(device_module, "GPU", "cpu")
     configuration = with_engine(case("dp-fedavg aggregate", training={"rounds": 2}), "auto")
     result = go(configuration, tmp_path / "a")
     assert read_config(tmp_path / "a" / "config.toml").run.engine == "cuda"

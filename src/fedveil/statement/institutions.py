@@ -37,7 +37,7 @@ from fedveil.statement.statement_text import (
 )
 
 _FIELDS = {
-    "promise": ("delta", "scope"),
+    "promise": ("views", "delta", "scope"),
     "target": ("target_epsilon", "delta", "scope"),
     "noise multiplier": ("noise_multiplier",),
     "accountant": ("accountant",),

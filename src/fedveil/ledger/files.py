@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -188,6 +189,10 @@ def require_budget(path: Path) -> None:
         raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
 
 
+BEFORE_FORKS = threading.RLock()
+"""Held while a thread has a locked file, or a connection that no open ledger knows: a child would inherit its lock for ever."""
+
+
 def head_record(seq: int, digest: str = _NONE) -> bytes:
     """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
@@ -195,7 +200,11 @@ def head_record(seq: int, digest: str = _NONE) -> bytes:
 
 def read_head(path: Path) -> tuple[int, str]:
     """Number of releases, at least, and the digest of that one; raises LedgerError when the head file is missing or damaged."""
-    head = head_path(path)
+    with BEFORE_FORKS:
+        return _read_head(head_path(path), path)
+
+
+def _read_head(head: Path, path: Path) -> tuple[int, str]:
     try:
         descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except OSError as problem:
@@ -212,14 +221,15 @@ def read_head(path: Path) -> tuple[int, str]:
 
 def raise_head(path: Path, seq: int, digest: str) -> None:
     """Lift the head to `seq` and sync it, unless another process has already lifted it as far."""
-    descriptor = os.open(head_path(path), os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _parse(descriptor, head_path(path))[0] < seq:
-            os.pwrite(descriptor, head_record(seq, digest), 0)
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with BEFORE_FORKS:
+        descriptor = os.open(head_path(path), os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _parse(descriptor, head_path(path))[0] < seq:
+                os.pwrite(descriptor, head_record(seq, digest), 0)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _parse(descriptor: int, head: Path) -> tuple[int, str]:

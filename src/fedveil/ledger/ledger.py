@@ -22,7 +22,7 @@ from weakref import WeakSet
 from fedveil.errors import LedgerError
 from fedveil.ledger import ledger_store as store
 from fedveil.ledger.entry import AGGREGATE, COLUMNS, PRIVATE, Entry, chained, from_row, link, to_row
-from fedveil.ledger.files import head_path, head_record, raise_head, read_head
+from fedveil.ledger.files import BEFORE_FORKS, head_path, head_record, raise_head, read_head
 
 __all__ = ["AGGREGATE", "Entry", "Ledger", "Row"]
 
@@ -59,8 +59,9 @@ class Ledger:
 
         Raises LedgerError if a ledger, or a remaining file of one, exists at `path`.
         """
-        store.create(Path(path), run, meta or {}, created)
-        return cls.open(path)
+        with BEFORE_FORKS:
+            store.create(Path(path), run, meta or {}, created)
+            return cls.open(path)
 
     @classmethod
     def open(
@@ -83,7 +84,11 @@ class Ledger:
         Raises LedgerError, with advice, if the file is missing, damaged, not a ledger, of a later schema, or has fewer rows than
         were charged. Nothing is repaired, and a refused file is not changed.
         """
-        path = Path(path)
+        with BEFORE_FORKS:
+            return cls._opened(Path(path), read_only, progress, verified)
+
+    @classmethod
+    def _opened(cls, path: Path, read_only: bool, progress: Callable[[int, int], None] | None, verified: str) -> Self:
         reading = read_only or store.schema_of(path) != store.SCHEMA
         mode, before = store.reading_mode(path) if reading else "rw", store.unwritten(path)
         try:
@@ -311,13 +316,21 @@ _locked: list[Ledger] = []
 
 
 def _before_fork() -> None:
-    for ledger in list(_OPEN):
-        ledger._lock.acquire()
-        _locked.append(ledger)
+    """Close all connections; waits for no ledger's lock while it holds `BEFORE_FORKS`, since their holders may wait for that."""
+    while True:
+        for ledger in set(_OPEN) - set(_locked):
+            ledger._lock.acquire()
+            _locked.append(ledger)
+        BEFORE_FORKS.acquire()
+        if set(_OPEN) <= set(_locked):
+            break
+        BEFORE_FORKS.release()
+    for ledger in _locked:
         ledger._suspend()
 
 
 def _after_fork() -> None:
+    BEFORE_FORKS.release()
     while _locked:
         _locked.pop()._lock.release()
 
@@ -361,7 +374,7 @@ def publish_ledger(source: Path, target: Path) -> None:
 
 def _copy(source: Path, draft: Path) -> None:
     """Copy the tables of `source` without the private columns."""
-    with closing(store.connect(source, store.reading_mode(source))) as connection:
+    with BEFORE_FORKS, closing(store.connect(source, store.reading_mode(source))) as connection:
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         store.write_empty(draft, meta)
         with closing(sqlite3.connect(draft, isolation_level=None)) as copy:

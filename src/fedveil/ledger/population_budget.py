@@ -14,7 +14,7 @@ from fedveil.accounting.types import Event, Scope, Unbounded, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
+from fedveil.ledger.files import head_path, owner_only_folder, require_budget
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 
 Cap = GdpFilter | RdpFilter
@@ -138,25 +138,20 @@ def open_budget(path: str | Path) -> PopulationBudget:
 
 
 def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
-    """Return the lifetime budget at `path`, creating it on first use; while nothing is spent, other numbers replace it.
+    """Return the lifetime budget at `path`, creating it on first use.
 
     Raises:
-        ConfigError: it was created with other numbers and holds charges. LedgerError: it is damaged, or a file is missing.
+        ConfigError: it was created with other numbers. LedgerError: it is damaged, or a file is missing.
     """
     if not path.exists() and not head_path(path).exists():
         owner_only_folder(path.parent)
         return create_budget(path, epsilon, delta, scope, order)
     budget = open_budget(path)
     if budget != PopulationBudget(path, _cap(epsilon, delta, order), scope):
-        with Ledger.open(path, read_only=True) as ledger:
-            unspent = next(iter(ledger.entries()), None) is None
-        if unspent and not read_head(path)[0]:
-            for file in (head_path(path), path):
-                file.unlink()
-            return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
-            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts"
+            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts; "
+            f"where nothing was charged yet (fedveil budget show), stop what uses it and remove {path.name} and its -head"
         )
     return budget
 

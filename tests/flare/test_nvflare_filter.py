@@ -235,7 +235,12 @@ def test_weights_in_a_model_and_alone_in_a_collection_are_unwrapped(site: Site) 
     assert "1234.5" not in str(left.data)
     assert np.abs(left.data["params"]["w"] - 100).max() < NOISE
     member = DXO(DataKind.WEIGHTS, model(), {"secret": 1234.5})
-    left = from_shareable(site.ran(model(), answer({"one": member}, DataKind.COLLECTION)))
+    came = {"one": DXO(DataKind.WEIGHTS, model())}
+    left = from_shareable(site.ran(came, answer({"one": member}, DataKind.COLLECTION), DataKind.COLLECTION))
+    for form in (model(), came):
+        with pytest.raises(UpdateRefused, match="names leave as they are"):
+            kind = DataKind.COLLECTION if form is came else DataKind.WEIGHTS
+            site.ran(form, answer({"n_examples=1234": member}, DataKind.COLLECTION), kind)
     assert left.data["one"].meta == {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}
     with pytest.raises(UpdateRefused):
         site.ran(model(), answer({"one": member, "two": DXO(DataKind.METRICS, {"loss": 1.0})}, DataKind.COLLECTION))

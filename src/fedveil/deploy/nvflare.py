@@ -163,6 +163,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         task = fl_ctx.get_prop(FLContextKey.TASK_ID)
         instruction = Instruction.of(weights.values, task, self._parameters.get(job), self.untouched)
         self._parameters[job] = instruction.parameters
+        instruction = replace(instruction, members=weights.members)
         fl_ctx.set_prop(_REFERENCE, instruction, private=True, sticky=False)
         return shareable
 

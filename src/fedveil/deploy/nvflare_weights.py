@@ -32,12 +32,14 @@ class SentWeights:
     Args:
         values: arrays or tensors by name. full: whether they are weights, and not differences of weights.
         meta: properties of the DXO. wrapped: returns a DXO of the same form around other values, and with nothing else.
+        members: names of the COLLECTIONs around them, outermost first.
     """
 
     values: Mapping[str, Any]
     full: bool
     meta: Mapping[str, Any]
     wrapped: Callable[[dict[str, Any]], DXO]
+    members: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, dxo: DXO) -> SentWeights:
@@ -49,7 +51,10 @@ class SentWeights:
         if dxo.data_kind == DataKind.COLLECTION and len(dxo.data) == 1:
             ((name, member),) = dxo.data.items()
             inner = cls.of(member)
-            return replace(inner, wrapped=lambda values: DXO(DataKind.COLLECTION, {name: inner.wrapped(values)}))
+            wrapped = inner.wrapped
+            return replace(
+                inner, wrapped=lambda values: DXO(DataKind.COLLECTION, {name: wrapped(values)}), members=(name, *inner.members)
+            )
         if dxo.data_kind == DataKind.FL_MODEL and not dxo.data.get(FLModelConst.OPTIMIZER_PARAMS):
             return cls._of_model(dxo.data)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
@@ -79,12 +84,14 @@ class Instruction:
     Args:
         task: identifier of the task. arrays: copies as numpy arrays. types: of the arrays or tensors as they came.
         parameters: names of the arrays that had finite floats in the first model of the job; they are released.
+        members: names of the COLLECTIONs around the model; those around a result are sent as they are, so they must be the same.
     """
 
     task: Any
     arrays: Arrays
     types: Mapping[str, Any]
     parameters: frozenset[str]
+    members: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -113,6 +120,10 @@ class Instruction:
         Raises:
             UpdateRefused: the result does not fit to the instruction, regardless of its values.
         """
+        if weights.members != self.members:
+            raise UpdateRefused(
+                "the result is in a COLLECTION with other names than the instruction, and names leave as they are"
+            )
         if AlgorithmConstants.SCAFFOLD_CTRL_DIFF in weights.meta:
             raise UpdateRefused("SCAFFOLD sends a second vector, the change of its control term, which is not released")
         if processed := weights.meta.get(MetaKey.PROCESSED_ALGORITHM):

@@ -122,7 +122,7 @@ class Instruction:
         """
         if weights.members != self.members:
             raise UpdateRefused(
-                "the result is in a COLLECTION with other names than the instruction, and names leave as they are"
+                "the result has other names of COLLECTIONs than the instruction, and names leave as they are"
             )
         if AlgorithmConstants.SCAFFOLD_CTRL_DIFF in weights.meta:
             raise UpdateRefused("SCAFFOLD sends a second vector, the change of its control term, which is not released")

@@ -134,8 +134,11 @@ def test_advisories_are_few_and_every_one_that_is_named_is_there() -> None:
     """An id is an anchor of the page, as links to it from other pages, and messages that name it, need."""
     page = (ROOT / "docs" / "advisories.md").read_text()
     listed = re.findall(r'^\| <a id="(a-\d{4}-\d\d)"></a>(A-\d{4}-\d\d) \|', page, re.M)
-    assert [anchor.upper() for anchor, _ in listed] == [name for _, name in listed] == sorted({name for _, name in listed})
+    names = [name for _, name in listed]
+    assert [anchor.upper() for anchor, _ in listed] == names
+    assert len(names) == len(set(names))
+    assert sorted(names) == [f"A-2026-{number:02}" for number in range(1, len(names) + 1)]
     assert len(page.splitlines()) <= 150
     others = [path.read_text() for folder in ("src", "benchmarks") for path in files_in(ROOT / folder, ".py")]
     others += [page.read_text() for page in (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md")]
-    assert {name.upper() for text in others for name in re.findall(r"a-\d{4}-\d\d\b", text, re.I)} == {name for _, name in listed}
+    assert {name.upper() for text in others for name in re.findall(r"a-\d{4}-\d\d\b", text, re.I)} == set(names)

@@ -51,7 +51,8 @@ class ClientLedger:
         cap = self.consent.lifetime[view]
         scope = Scope(self.consent.unit, self.consent.adjacency, view)
         try:
-            return lifetime_budget(self.folder / f"lifetime-{view}.sqlite", cap.epsilon, cap.delta, scope, cap.order)
+            path = self.folder / f"lifetime-{view}.sqlite"  # processes that share the folder answer one at a time
+            return lifetime_budget(path, cap.epsilon, cap.delta, scope, cap.order, alone=True)
         except FedveilError as problem:  # its text describes this machine
             raise ConsentRefused(_RECORD) from problem
 

@@ -121,9 +121,7 @@ class Instruction:
             UpdateRefused: the result does not fit to the instruction, regardless of its values.
         """
         if weights.members != self.members:
-            raise UpdateRefused(
-                "the result has other names of COLLECTIONs than the instruction, and names leave as they are"
-            )
+            raise UpdateRefused("the result has other names of COLLECTIONs than the instruction, and names leave as they are")
         if AlgorithmConstants.SCAFFOLD_CTRL_DIFF in weights.meta:
             raise UpdateRefused("SCAFFOLD sends a second vector, the change of its control term, which is not released")
         if processed := weights.meta.get(MetaKey.PROCESSED_ALGORITHM):

@@ -14,7 +14,7 @@ from fedveil.accounting.types import Event, Scope, Unbounded, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.files import head_path, owner_only_folder, require_budget
+from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 
 Cap = GdpFilter | RdpFilter
@@ -137,8 +137,13 @@ def open_budget(path: str | Path) -> PopulationBudget:
         ) from None
 
 
-def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
+def lifetime_budget(
+    path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None, *, alone: bool = False
+) -> PopulationBudget:
     """Return the lifetime budget at `path`, creating it on first use.
+
+    Args:
+        alone: no other process uses the folder, by its lock, so other numbers may replace a ledger without charges.
 
     Raises:
         ConfigError: it was created with other numbers. LedgerError: it is damaged, or a file is missing.
@@ -148,12 +153,21 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
         return create_budget(path, epsilon, delta, scope, order)
     budget = open_budget(path)
     if budget != PopulationBudget(path, _cap(epsilon, delta, order), scope):
+        if alone and _is_unspent(path):
+            for file in (head_path(path), path):
+                file.unlink()
+            return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
             f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts; "
             f"where nothing was charged yet (fedveil budget show), stop what uses it and remove {path.name} and its -head"
         )
     return budget
+
+
+def _is_unspent(path: Path) -> bool:
+    with Ledger.open(path, read_only=True) as ledger:
+        return next(iter(ledger.entries()), None) is None and not read_head(path)[0]
 
 
 def percent(part: Fraction | float) -> str:

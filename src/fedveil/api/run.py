@@ -147,7 +147,7 @@ class Run:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know of the scores: a trivial one, a rising loss, updates that are all cut to the clip, clients left out."""
+        """Return warnings about the scores: a trivial score, a rising loss, updates all cut to the clip, clients left out."""
         return self._read.warnings
 
     @property

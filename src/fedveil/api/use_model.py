@@ -1,4 +1,4 @@
-"""What a trained model is used for: answers for new data, as arrays or as a table, and files that other programs load."""
+"""Use of a trained model: predictions for new data, as arrays or as a table, and files that other programs load."""
 
 from __future__ import annotations
 

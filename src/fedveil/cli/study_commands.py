@@ -43,6 +43,12 @@ def _require_methods(text: str) -> None:
             known.require(part.strip())
 
 
+def _names_plugins(config: Path | None, overrides: list[str] | None) -> bool:
+    """Return whether a configuration may name plugins; a path that is no file is refused when it is read."""
+    written = config is not None and config.is_file() and b"plugins" in config.read_bytes()
+    return written or any("plugins" in override for override in overrides or ())
+
+
 def _require_data_set(name: str) -> None:
     from fedveil.data.catalogue import CATALOGUE
 
@@ -88,8 +94,8 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
-    if not any("plugins" in text for text in (*(overrides or ()), "" if config is None else config.read_text("utf-8"))):
-        _require_methods(methods)  # plugins may bring others
+    if not _names_plugins(config, overrides):  # which may bring methods
+        _require_methods(methods)
     shared = configuration(config, preset, overrides, trust_plugins)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.drawing import Paper

@@ -95,7 +95,7 @@ class ImageScores:
 
 
 def score(images: Tensor, truth: Tensor) -> ImageScores:
-    """All scores, image by image as given; for a batch in unknown order apply `matched` first.
+    """Return all scores, image by image; for a batch in unknown order, apply `matched` first.
 
     SSIM is left out (None) for signals and for sides below 11.
     """
@@ -109,7 +109,7 @@ def score(images: Tensor, truth: Tensor) -> ImageScores:
 
 
 def floors(truth: Tensor, reference: Tensor, seed: int = 0) -> dict[str, ImageScores]:
-    """What an attacker who saw no upload would score: the mean image, another image, uniform noise.
+    """Scores of an attacker without any upload, who guesses the mean image, another image, or uniform noise.
 
     truth: the attacked images. reference: other images of the same distribution, (m, *shape), m >= 1.
     """

@@ -82,7 +82,7 @@ def infer_attribute(
 
 @dataclass(frozen=True)
 class Extraction:
-    """What the student reached: accuracies on test data, agreement with the victim there, its last loss on held-out queries."""
+    """Result of an extraction: accuracies and agreement with the victim on test data, and the last loss on held-out queries."""
 
     victim_accuracy: float
     student_accuracy: float
@@ -107,7 +107,7 @@ ATTRIBUTES: dict[str, tuple[str, tuple[int, ...]]] = {
     "mnist": ("even digit", (0, 2, 4, 6, 8)),
     "digits": ("even digit", (0, 2, 4, 6, 8)),
 }
-"""What is inferred by default, as the classes that have it."""
+"""The default attribute of each data set, as the classes that have it."""
 
 
 @dataclass(frozen=True)

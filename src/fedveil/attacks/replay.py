@@ -286,7 +286,7 @@ class WorldComparison:
 
     @property
     def holds(self) -> str:
-        """Whether the check found nothing wrong."""
+        """Return whether the check found nothing wrong."""
         return "identical" if self.check in COMPARED else "holds"
 
 

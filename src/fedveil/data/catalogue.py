@@ -101,7 +101,7 @@ DATA_SETS = {
              by_hand="fetch large_scale_HARBox.zip from the links on github.com/xmouyang/FL-Datasets-for-HAR and unpack it"),
     )
 }  # fmt: skip
-"""Each data set: its facts, where its files lie and come from, with their digests, and how they are read."""
+"""The data sets: facts, folders and addresses of their files with digests, and the functions that read them."""
 CATALOGUE: Registry[Info] = Registry(
     "data.name",
     "data set",
@@ -117,7 +117,7 @@ def info(name: str) -> Info:
 
 
 def downloadable(name: str) -> bool:
-    """Whether fedveil knows where a data set is published, and with which digest."""
+    """Return whether fedveil knows where a data set is published, and with which digest."""
     return name in DATA_SETS and bool(DATA_SETS[name].files)
 
 
@@ -134,13 +134,13 @@ def cache(info: Info) -> Path:
 
 
 def incomplete(info: Info) -> bool:
-    """Whether a download was interrupted: some files of a data set are in the cache and others are not."""
+    """Return whether a download was interrupted: some files of a data set are in the cache and others are not."""
     there = [(cache(info) / file.name).is_file() for file in DATA_SETS[info.name].files]
     return any(there) and not all(there)
 
 
 def by_hand(info: Info) -> str:
-    """How to get the files by hand, in one sentence."""
+    """Return instructions for getting the files without fedveil, in one sentence."""
     declared = DATA_SETS[info.name]
     if declared.by_hand:
         return f"To get it: {declared.by_hand}."

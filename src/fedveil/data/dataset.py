@@ -15,7 +15,7 @@ from fedveil.errors import DataError
 
 @dataclass(frozen=True)
 class Origin:
-    """All of it but casts and notes is public: it follows from names and what the user said, not from the values of the data.
+    """Everything except casts and notes is public: it depends on names and on the user's options, not on the data's values.
 
     source: what it was made from. features: names of the inputs. casts: changes of type, one line each; they go by the types that
     tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
@@ -40,7 +40,7 @@ class Origin:
 
     @property
     def public(self) -> dict[str, Any]:
-        """What a data card holds."""
+        """Return the public fields, which the data card holds."""
         return {key: value for key, value in asdict(self).items() if key not in ("casts", "notes")}
 
 
@@ -93,7 +93,7 @@ class Dataset:
 
 
 def strata(info: Info, y: Array) -> Ints:
-    """What examples may be grouped by: their class, or the same number for all where an example does not have just one class."""
+    """Return the group of each example: its class, or 0 for all if an example does not have exactly one class."""
     return y if info.strata > 1 else np.zeros(len(y), np.int64)
 
 

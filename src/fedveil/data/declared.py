@@ -1,4 +1,4 @@
-"""What is declared of a data set: its facts, the files that hold it, and how they are read."""
+"""Declarations of data sets: facts, files, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Targets:
-    """What the target of one example looks like; by default the number of a class.
+    """Shape and type of the target of one example; by default the number of a class.
 
     shape: `()` is one number. dtype: int64 for classes, float32 for quantities. names: of its entries, or of the classes.
     unit: of quantities, as beside an axis.
@@ -30,7 +30,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Info:
-    """What is known about a data set before it is loaded.
+    """Public facts about a data set, known before it is loaded.
 
     input_shape: one example: (channels, height, width) for images, (channels, time) for signals, (length,) for tokens.
     classes: how many there are; 0 where targets are quantities.
@@ -63,7 +63,7 @@ class Info:
 
     @property
     def strata(self) -> int:
-        """How many classes examples can be grouped by; 1 where an example does not have just one class."""
+        """Number of classes by which examples can be grouped; 1 if an example does not have exactly one class."""
         return self.classes if self.classes and not self.target.shape else 1
 
 

@@ -38,7 +38,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as th
 
 
 def efficientnet_lite0(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the network's last layer but one makes of each picture, enlarged to 96 x 96.
+    """Return the penultimate features of each picture, which is first enlarged to 96 x 96.
 
     Args:
         pictures: float32 [n, 3, height, width], values from 0 to 1.
@@ -233,13 +233,13 @@ def whitening_of(parts: list[NDArray[np.float32]], components: int) -> Whitening
 
 
 def unit_variance(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each example's features with mean 0 and mean square 1, whatever the others are; an example without contrast becomes 0."""
+    """Scale each example's features to mean 0 and mean square 1; an example without contrast becomes 0."""
     centred = features - features.mean(axis=1, keepdims=True)
     return unit_power(centred)
 
 
 def unit_power(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each example's features with mean square 1."""
+    """Scale each example's features to mean square 1."""
     power = np.sqrt(np.mean(features * features, axis=1, keepdims=True))
     found: NDArray[np.float32] = (features / np.maximum(power, 1e-6)).astype(np.float32)
     return found
@@ -264,7 +264,7 @@ _SHOWN, _ROUNDING = 8, 1e-3
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """What makes features of examples, each by itself: a function, whitening by public data, then mean square 1.
+    """Feature extraction for single examples: a function, whitening with public data, then scaling to mean square 1.
 
     Args:
         name: as configured. make: see `FEATURES`. public: names of data sets, or SHAPES, that whiten them; empty: not whitened.
@@ -279,7 +279,7 @@ class FeatureMap:
     download: bool = True
 
     def info(self, raw: Info) -> Info:
-        """What is public of the data set with these features."""
+        """Return the public facts about the data set with these features."""
         if raw.vocabulary:
             raise ConfigError(f"data.features = {self.name!r} takes numbers, and {raw.name} has tokens")
         for name in self.public:
@@ -342,7 +342,7 @@ class FeatureMap:
         return unit_variance(found)
 
     def _whitened(self, x: NDArray[Any], scale: float, whitening: Whitening | None) -> NDArray[np.float32]:
-        """Each example alone: in a batch its place and the others' number would decide how it is rounded."""
+        """Whiten each example alone: in a batch, its rounding would depend on its position and on the number of the others."""
         parts, draws = drawing(lambda x: [self._features(one) for one in _batches(x, scale, 1)], x)
         if draws and self.name not in FEATURES:  # whose networks draw initial weights when they are first called
             raise ConfigError(

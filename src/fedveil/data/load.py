@@ -83,7 +83,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
 
 
 def located(name: str, data_dir: str | Path | None = None) -> str:
-    """Where on this machine the copy of a data set lies that `load` would take, or an empty string; nothing is downloaded."""
+    """Return the path of the copy that `load` would read, or an empty string; nothing is downloaded."""
     info = catalogue.info(name)
     if info.embedded:
         return "embedded"

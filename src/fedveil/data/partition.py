@@ -280,7 +280,7 @@ class ClientIndices(Sequence[Ints]):
 
     @classmethod
     def from_owners(cls, owner: Ints, clients: int) -> ClientIndices:
-        """From the owner of each example, -1 for none."""
+        """Make a partition from the owner of each example, -1 for none."""
         sizes = np.bincount(owner[owner >= 0], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(sizes.sum()) :]
         return cls(order.astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
@@ -343,7 +343,7 @@ class Partition:
         return flat.reshape(len(self), classes)
 
     def checked(self, examples: int) -> Ints:
-        """All examples that clients hold, in one array.
+        """Return all examples that clients hold, in one array.
 
         Args:
             examples: of the training set.
@@ -397,7 +397,7 @@ def partition(
 def from_options(
     options: BaseModel, labels: NDArray[Any], *, seed: int, users: NDArray[Any] | None = None, among: NDArray[Any] | None = None
 ) -> Partition:
-    """As `partition`, from an option model that a configuration has already checked."""
+    """Do the same as `partition`, from options that a configuration has already checked."""
     kind = str(options.kind)  # type: ignore[attr-defined]
     values = _integers(labels, "labels")
     people = None if users is None else _integers(users, "users")

@@ -81,7 +81,7 @@ def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tu
 
 
 def held_for_tests(sizes: NDArray[Any] | float, fraction: float) -> NDArray[Any]:
-    """How many of so many examples each a client keeps for testing."""
+    """Return the number of test examples of each client, from the clients' numbers of examples."""
     return np.asarray(np.clip(np.floor(fraction * np.asarray(sizes) + 0.5), 0, np.maximum(np.asarray(sizes) - 1, 0)))
 
 

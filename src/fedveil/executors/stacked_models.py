@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel, Layout
 
     Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
-    "From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."
+    "Function from the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."
     Losses = Callable[[Tensor, Tensor], Tensor]
-    "From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."
+    "Function from outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."
 
 
 @dataclass

@@ -42,13 +42,13 @@ REGISTRARS: dict[type, Callable[[Any], Any]] = {
     Info: _register_data,
     str: register_model,
 }
-"""What registers a class that derives from each, or an object of it."""
+"""The function that registers subclasses or instances of each type."""
 
 
 def register(thing: Any) -> Any:
     """Register a user-defined method or task: a decorator of its class, whose `name` a configuration then gives.
 
-    `register("my-net")` is the decorator of what makes a model, `register(Info(...))` that of what reads a data set.
+    `register("my-net")` decorates a function that makes a model, `register(Info(...))` a function that reads a data set.
 
     Raises:
         ConfigError: nothing that can be registered; a part is missing; another has the name.

@@ -186,7 +186,7 @@ class Training(Section):
 
 
 class SelectionSection(Section):
-    """How the run was chosen among runs of equal price; written by `fedveil tune --private` and `--unaccounted`.
+    """Record of how the run was chosen among runs of equal price; written by `fedveil tune --private` and `--unaccounted`.
 
     runs: their expected number, or without a shape the number that was compared. shape: of the negative binomial law of a secret
     number of runs; 0 is logarithmic. score_noise: noise multiplier of the clients' score; None if public data score.

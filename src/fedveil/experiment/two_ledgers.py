@@ -33,7 +33,7 @@ SUBJECT, LIFETIME = "two ledgers", "the client's lifetime"
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client's folder holds of one run: its number, its releases, and what it charged to its lifetime."""
+    """A client's records of one run: its number, its releases, and its charges to the lifetime."""
 
     number: int
     releases: Sequence[Entry]
@@ -104,7 +104,7 @@ def _difference(server: Entry, client: Entry) -> str:
 
 
 def _lifetime_finding(there: ClientSide) -> Finding:
-    """Each release that the client's ledger of the run holds was charged to its lifetime."""
+    """Check that each release in the client's ledger of the run was also charged to its lifetime."""
     own = Counter((e.round, e.event, e.note) for e in there.releases)
     spent = Counter((e.round, e.event, e.note) for e in there.lifetime if e.client == ITSELF)
     missing = own - spent

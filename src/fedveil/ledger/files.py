@@ -22,7 +22,7 @@ from fedveil.errors import LedgerError
 
 
 def owner_only(path: str, flags: int) -> int:
-    """For `open(..., opener=owner_only)`: a new file has mode 600."""
+    """Open a file with mode 600, for `open(..., opener=owner_only)`."""
     return os.open(path, flags, 0o600)
 
 
@@ -33,7 +33,7 @@ def owner_only_folder(path: Path) -> Path:
 
 
 DRAFT = ".part"
-"""How the name of a file ends while it is written; what is left of a killed run may have it."""
+"""Suffix of a file's name while it is being written; a killed run may leave such files."""
 
 
 class Drafts:
@@ -160,7 +160,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
-    """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
+    """Write like `replace_whole`, to a path that a user gave: follow links, and write to pipes and devices directly.
 
     Raises:
         OSError: it cannot be written there.

@@ -137,7 +137,7 @@ def write_page(
 
 
 def page_values(found: Comparison) -> dict[str, Any]:
-    """Everything that the page shows, as values for strict JSON."""
+    """Return everything that the page shows, as values for strict JSON."""
     blocks = {guarantee(*block, found.by): [r for r in rows if r.values] for block, rows in found.blocks.items()}
     seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
     kind = "Bands" if _curved(found) else "Bars"
@@ -165,7 +165,7 @@ def page_values(found: Comparison) -> dict[str, Any]:
 
 
 def headlines(found: Comparison) -> list[str]:
-    """For each guarantee the best method, and what the next best is told apart by."""
+    """Return the best method for each guarantee, and how clearly it differs from the next best."""
     lines = []
     for (partition, at), block in found.blocks.items():
         ranked = [row for row in block if row.complete]
@@ -183,7 +183,7 @@ def headlines(found: Comparison) -> list[str]:
 
 
 def charts(found: Comparison) -> list[dict[str, Any]]:
-    """One chart a partition: the methods over epsilon, or beside each other where there is one epsilon only."""
+    """Return one chart per partition: the methods over epsilon, or side by side if there is only one epsilon."""
     label, drawn = _label(found.column), _by_partition(found)
     draw, height = _over_epsilon if _curved(found) else _beside_each_other, 400 if len(drawn) == 1 else 300
     return [
@@ -255,7 +255,7 @@ def _points(places: list[tuple[Any, Row]]) -> dict[str, Any]:
 
 
 def cells(row: Row, name: str) -> dict[str, str]:
-    """One row of a table: the text of each column. name: of the method, short."""
+    """Return one row of a table: the text of each column. name: short name of the method."""
     return {
         "Rank": str(row.rank or "–"),
         "Method": name,
@@ -290,7 +290,7 @@ FORMAT = "fedveil-compare/1"
 
 
 def check_runs(found: Comparison) -> dict[Path, Verification]:
-    """What is found by verifying the runs of a comparison, by their paths."""
+    """Verify the runs of a comparison, and return the findings by path."""
     return {state.path: verification(state.path) for row in found.rows for state in row.states if state.rounds}
 
 
@@ -316,7 +316,7 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
 
 
 def row_values(row: Row) -> dict[str, Any]:
-    """One row as plain values; what is not known is None."""
+    """Return one row as plain values; unknown values are None."""
     claim = row.statement.claimed if row.statement else None
     proof = row.statement.proven if row.statement else None
     test = row.against
@@ -350,7 +350,7 @@ def row_values(row: Row) -> dict[str, Any]:
 
 
 def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
-    """One line a run: the sample itself."""
+    """Return one line per run: the sample itself."""
     return [
         {
             "partition": row.partition,

@@ -38,18 +38,18 @@ DP_SGD = {
 PLAIN = ("dp-fedavg", "silo-dp-sgd")
 """The methods that the page offers at once; the others are behind a choice."""
 FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
-"""Where noise is added, and the method whose releases the page computes for it."""
+"""For each place of the noise, the method whose releases the page computes."""
 
 
 def explorer_values() -> dict[str, Any]:
-    """Everything that the explorer's page takes from Python."""
+    """Return everything that the explorer's page needs from Python."""
     rounding = {"bits": DEFAULT_BITS, "excess": norm_excess(1, "float64")}
     learning = {"half": HALF, "power": POWER, "learns": LEARNS, "hardly": HARDLY}
     return {"methods": explorer_methods(), "rounding": rounding, "learning": learning}
 
 
 def explorer_methods() -> dict[str, dict[str, Any]]:
-    """By name, every method whose releases the page can compute: its words, where its noise is, its claim, its limits."""
+    """Return, by name, the methods whose releases the page can compute: description, place of the noise, claim and limits."""
     files = registered_files("notes/*.toml")
     notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
     described = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
@@ -83,7 +83,7 @@ def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
 
 
 def _unequal_rounds(method: Method) -> bool:
-    """Whether rounds differ in price, so that no one noise multiplier tells them where sampling amplifies."""
+    """Return whether rounds differ in price, so that under sampling one noise multiplier cannot describe them."""
     try:
         return len(method.releases(replace(_setting(noise_multiplier=1.0), sampling="poisson"), View.AGGREGATE)) > 1
     except ConfigError:
@@ -91,7 +91,7 @@ def _unequal_rounds(method: Method) -> bool:
 
 
 def _published(method: Method) -> tuple[Claim | None, str | None]:
-    """What the published form claims, and why nothing is proven of it."""
+    """Return the claim of the published form, and the reason why nothing is proven for it."""
     setting = method.calibrate(_setting(View.SERVER, epsilon=1.0))
     return method.claim(setting), _reason(method.releases(setting, View.SERVER))
 
@@ -103,7 +103,7 @@ def _silo() -> dict[str, Any]:
 
 
 def _values(notes: dict[str, Any], noise: str, reason: str | None, claim: Claim | None, unbounded: str | None) -> dict[str, Any]:
-    """One method for the page.
+    """Return the page's values for one method.
 
     Args:
         noise: added to uploads or once to their `sum`, in `shares` by each client, or to the local `steps`.
@@ -125,7 +125,7 @@ def _values(notes: dict[str, Any], noise: str, reason: str | None, claim: Claim 
 
 
 def _own_words(name: str) -> dict[str, Any]:
-    """Of a method without notes: its name and the first sentence of its documentation."""
+    """Describe a method without notes: its name and the first sentence of its documentation."""
     return {"title": name, "source": name, "about": (inspect.getdoc(METHODS[name]) or "").partition("\n")[0]}
 
 

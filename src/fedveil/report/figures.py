@@ -29,7 +29,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows. lines: (round from 1, value) under each line's name. factor: of the values. limits: of the axis.
+    """One panel of a figure. lines: (round from 1, value) by name. factor: multiplies the values. limits: of the axis.
 
     private: some of it is computed from private data without noise.
     """
@@ -166,7 +166,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """What is drawn. counts: (clients, labels), training only; test: (clients,); order: clients from left to right."""
+    """Data of a figure. counts: (clients, labels), training only; test: (clients,); order: clients from left to right."""
 
     counts: Ints
     test: Ints

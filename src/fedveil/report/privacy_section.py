@@ -229,7 +229,7 @@ _NO_STATEMENT = [("The run directory holds no privacy statement.", False)]
 
 
 def _promise(s: Statement) -> list[tuple[str, bool]]:
-    """What the run is worth in one sentence, as pieces of text and whether they are bold."""
+    """Return the guarantee in one sentence, as pieces of text and whether they are bold."""
     who = SEES[s.own.view]
     if math.isinf(s.proven.epsilon):
         return [(f"Against an attacker who {who}, ", False), ("nothing is proven", True), (f": {s.proven.reason}.", False)]

@@ -85,7 +85,7 @@ def _axis_label(title: str, unit: str) -> str:
 
 
 def _private(groups: Sequence[Values]) -> str:
-    """Which of the page's figures come from private data without noise."""
+    """Say which figures of the page are computed from private data without noise; empty if none are."""
     drawn = (words for g in groups for name, words in g["columns"].items() if name in g["curves"])
     titles = dict.fromkeys(words["private"] for words in drawn if words["private"])
     clients = ["scores by client"] if any(g["clients"] for g in groups) else []
@@ -109,7 +109,7 @@ def _words(column: Column) -> Values:
 
 
 def attack_values(runs: list[RunData], room: list[int]) -> list[Values]:
-    """What the page shows of each attack: its name, figures, assumptions, and its picture as long as there is room.
+    """Return name, figures and assumptions of each attack, and its picture as long as there is room.
 
     room: bytes left for pictures, in a list of one, which is counted down.
     """
@@ -163,7 +163,7 @@ def page_values(
     progress: Callable[[int, int], None] | None = None,
     checked: Mapping[Path, Verification] | None = None,
 ) -> dict[str, Any]:
-    """Everything that the page shows, as values for strict JSON.
+    """Return everything that the page shows, as values for strict JSON.
 
     Args:
         checked: what is found by verifying the runs, by their paths.
@@ -254,7 +254,7 @@ def _group(
 
 
 def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> list[tuple[str, bool]]:
-    """What was trained and how well, as pieces of text and whether they are bold."""
+    """Return the method and its score in one sentence, as pieces of text and whether they are bold."""
     rounds, main = max(len(run.history) for run in runs), runs[0].declared.main
     end = f" on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
     if main.percent:

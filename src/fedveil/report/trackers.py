@@ -81,7 +81,7 @@ class TensorBoard:
 
 
 def _described(columns: Columns) -> str:
-    """What the names of the scalars mean, as a Markdown table."""
+    """Return the meaning of the scalars' names, as a Markdown table."""
     numbers = [column for column in columns.values() if column.kind in ("number", "layer")]
     rows = [f"| {c.name} | {c.words} | {c.axis} | {c.better or ''} | {'' if c.public else 'private'} |" for c in numbers]
     return "\n".join(["| name | what | unit | better | |", "| --- | --- | --- | --- | --- |", *rows])

@@ -247,7 +247,7 @@ def evaluation_note(s: Setting) -> list[str]:
 
 
 _SHOWN = 8
-"""How many numbers of a list are written out."""
+"""Number of list entries that are written out."""
 
 
 def units(s: Setting) -> int:

@@ -72,7 +72,7 @@ def heading(name: str, statement: Statement) -> str:
 
 
 def why_not_alone(statement: Statement) -> str:
-    """Why the proven epsilon of the promised view may not be quoted alone; empty where it may."""
+    """Return the reason why the proven epsilon of the promised view may not be quoted alone, or an empty string."""
     s = statement
     if math.isinf(s.proven.epsilon):
         return "nothing is proven"
@@ -252,7 +252,7 @@ _REMAINS = "Remains the controller's: "
 
 
 def impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """One section for each point of Article 35(7)."""
+    """Yield one section for each point of Article 35(7)."""
     yield TextSection("What this is", (_DISCLAIMER,))
     processing = [*asked(s, "run"), *(run.training() if run else ()), *unit(s), *adversaries(s)]
     yield TextSection(
@@ -324,7 +324,7 @@ NOT_OURS = "Not ours: "
 
 
 def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """One section a question."""
+    """Yield one section per question."""
     limits, rests, notes = (Remaining(f(s)) for f in (unprotected, assumptions, fact_notes))
     yield _answer("Privacy parameters: which epsilon and delta?", numbers(s), asked(s, "target"))
     several = [*notes.take("several records", "clips whole clients"), *limits.take("a client as a whole")]
@@ -356,7 +356,7 @@ def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
 
 
 def _answer(question: str, *items: list[Item], other: str = "") -> TextSection:
-    """What the statement says; what it leaves to others is marked so, and so is what has no answer where nothing is proven."""
+    """Make a section from the statement's items; it says so if others must answer, or if nothing is proven."""
     found = tuple(item for group in items for item in group)
     text = NOT_OURS + other if other else "" if found else "No answer: nothing is proven."
     return TextSection(question, (text,) if text else (), items=found)

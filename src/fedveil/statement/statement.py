@@ -12,14 +12,14 @@ from fedveil.errors import ConfigError
 
 SIMULATION_ONLY = "simulation only: noise is reproducible, no privacy"
 VIEWS = (View.SERVER, View.AGGREGATE, View.FINAL)
-"""From the adversary who sees most to the one who sees least."""
+"""The views, ordered from the adversary who sees most to the one who sees least."""
 FPR = 0.05
 """The false-positive rate at which `ViewNumbers.tpr` is quoted."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a bound rests on, and why it is needed."""
+    """An assumption of a bound, and why it is needed."""
 
     what: str
     why: str
@@ -27,7 +27,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """What a view sees by the plan, as the columns of a ledger (docs/ledger.md): the proven epsilon follows from these."""
+    """Planned releases of one kind in one view, as columns of a ledger (docs/ledger.md); the proven epsilon follows from them."""
 
     event: str
     mu: float | None
@@ -69,7 +69,7 @@ class ViewNumbers:
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """How many clients have the same cap; the epsilon proven for each of them in the run's own view, and its planned releases."""
+    """Clients with the same cap: their number, the epsilon proven for each in the run's own view, and the planned releases."""
 
     epsilon: float
     clients: int
@@ -95,7 +95,7 @@ class Contradiction:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a run promises, to whom, under which assumptions, and what it does not protect.
+    """The privacy statement of a run: its guarantee, the adversary, the assumptions, and what is not protected.
 
     Args:
         scope, delta: of the promise. target_epsilon: asked for in that scope, or None when the noise was given.

@@ -75,7 +75,7 @@ def _promise(statement: Statement) -> str:
 
 
 def _seen_count(own: ViewNumbers) -> str:
-    """From whom the number of participants must be hidden, and what it costs where it is seen."""
+    """Say from whom the number of participants must be hidden, and the epsilon if it is observed."""
     if own.seen_count is None:
         return ""
     return f" {SECRET_COUNT} {at_most(own.seen_count)}."
@@ -133,7 +133,7 @@ def _percent_of(ratio: float) -> str:
 
 
 def gathered_in_words(learnability: Learnability) -> str:
-    """What that means over all rounds, by runs that were measured; empty where the statement does not say how many there are."""
+    """Return the ratio over all rounds, judged by measured runs; empty if the statement does not give the number of rounds."""
     level = learnability.level(learnability.scope.view)
     if level.ratio is None or not learnability.steps:
         return ""
@@ -235,7 +235,10 @@ Text = dict[str, TextSection]
 
 
 def statement_text(statement: Statement) -> Text:
-    """All sections; keys: words, facts, warnings, numbers, groups, contradictions, learn, assumptions, not_protected, notes."""
+    """Return the sections of a statement, by name.
+
+    Keys: words, facts, warnings, numbers, groups, contradictions, learn, assumptions, not_protected, notes.
+    """
     s = statement
     sections = {
         "words": TextSection("In plain words", (in_words(s),)),

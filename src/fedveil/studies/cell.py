@@ -66,7 +66,7 @@ class CellState:
 
     @property
     def ended(self) -> str:
-        """Why a finished run stopped before its last round, or an empty string."""
+        """Return the reason why a finished run stopped before its last round, or an empty string."""
         return str(self.summary["ended"]) if self.state == "done" and self.rounds < self.total else ""
 
 

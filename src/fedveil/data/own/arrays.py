@@ -60,7 +60,7 @@ def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info:
 
 
 def separate(examples: LabelledExamples, test: LabelledExamples, info: Info, origin: Origin) -> Dataset:
-    """With test data of their own."""
+    """Make a data set of training arrays and separate test arrays."""
     users = None if examples.ids is None else owners_of(examples.ids, len(examples.x)).codes
     return _dataset(info, origin, (examples.x, examples.labelled.y), (test.x, test.labelled.y), users)
 
@@ -93,7 +93,7 @@ def from_arrays(x: Any, y: Any, *, client: Any = None, test: Any = None, **publi
 
 
 def of_arrays(pair: tuple[Any, Any], client: Any, test: Any, public: dict[str, Any], source: str) -> Dataset:
-    """As `from_arrays`, with the name of what the arrays were made from."""
+    """Do the same as `from_arrays`, with the name of the arrays' source."""
     own_test = test if isinstance(test, tuple | list) and len(test) == 2 else None
     card = checked_card(ArrayCard, test=None if own_test is not None else test, **public)
     rule = card.test
@@ -115,7 +115,7 @@ def _examples(pair: tuple[Any, Any], card: ArrayCard, client: Any, times: Any) -
 
 
 def array_info(card: ArrayCard, shape: tuple[int, ...], labelled: Labelled, picture: bool = True) -> Info:
-    """What is public about arrays of `shape` for each example; sizes are 0.
+    """Return the public facts about arrays of `shape` for each example; sizes are 0.
 
     Args:
         picture: inputs are bytes from 0 to 255.

@@ -1,8 +1,8 @@
-"""What the owner of data says of them in public, and which examples are for testing.
+"""Public descriptions of user-supplied data, and the split into training and test examples.
 
-What is drawn for a client comes from a hash of the seed and of its own id, and what is drawn for an example from its place among
-its client's examples. So a client who joins or leaves changes nobody else's split: neighbouring data differ in that client alone,
-as the guarantee for clients assumes. A split drawn over all examples together would shift everybody's.
+A client's random draws come from a hash of the seed and its id; an example's draws also from its position among its client's
+examples. So a client who joins or leaves does not change anybody else's split: neighbouring data differ in that client alone, as
+the guarantee for clients assumes. A split over all examples together would shift everybody's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SplitRule(BaseModel):
 
     @property
     def ranked(self) -> bool:
-        """Whether the time of one example may decide if another one of its client is for testing."""
+        """Return whether the time of one example may decide if another one of its client is for testing."""
         return self.latest is not None and self.share is not None
 
     def text(self, owned: bool = True) -> str:
@@ -55,7 +55,7 @@ class SplitRule(BaseModel):
 
 @dataclass(frozen=True)
 class Owners:
-    """Who owns each example: codes from 0, and the ids as text by code; one owner of all where nobody is named."""
+    """The owner of each example: codes from 0, and the ids as text by code; one owner for all if none is named."""
 
     codes: Ints
     ids: tuple[str, ...]
@@ -88,7 +88,7 @@ def owners_of(ids: NDArray[Any] | None, examples: int) -> Owners:
 
 
 def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | None = None) -> Mask:
-    """Which examples are for testing.
+    """Choose the test examples.
 
     Args:
         times: of each example, where the rule goes by them.
@@ -135,7 +135,7 @@ Value = bool | int | float | str
 
 
 class OwnCard(BaseModel):
-    """What every kind of data has.
+    """Options that all kinds of user-supplied data share.
 
     name: of these data. classes: the public list of all labels, in the order of their numbers; or how many there are, 0 for
     quantities; None goes by the type: integers are classes, which are counted, and floats are quantities.
@@ -310,7 +310,7 @@ def reading(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
+    """Return whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
     try:
         float(text)
     except ValueError:

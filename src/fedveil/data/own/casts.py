@@ -130,7 +130,7 @@ def as_float(values: Array, what: str) -> Array:
 
 
 def _merges_whole_numbers(values: Array, cast: Array) -> bool:
-    """Whether the cast makes another number of a whole one, whatever type a file or a table has for it."""
+    """Return whether the cast changes a whole number, whatever type the file or the table gives it."""
     large = np.abs(cast) >= EXACT
     if not large.any():
         return False
@@ -307,6 +307,6 @@ def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
 
 
 def _zoned(values: Any) -> bool:
-    """Whether some of the times, objects or texts, have a time zone."""
+    """Return whether some of the times, objects or texts, have a time zone."""
     ends, times = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$"), np.asarray(values, dtype=object).reshape(-1)
     return any(getattr(one, "tzinfo", None) is not None or ends.search(str(one)) for one in times)

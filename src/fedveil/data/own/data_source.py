@@ -50,7 +50,7 @@ def whole_path(path: str, folder: Path | None = None) -> str:
 
 
 class DataSource(OwnCard):
-    """What files of all kinds have.
+    """Options that files of all kinds share.
 
     clients, train_examples: how many take part and how many examples they have for training: public numbers, which decide the
     noise. classes: left out, targets are quantities.
@@ -73,22 +73,22 @@ class DataSource(OwnCard):
 
     @property
     def by_client(self) -> bool:
-        """Whether it says whose each example is."""
+        """Return whether it says whose each example is."""
         raise NotImplementedError
 
     def shapes(self, name: str) -> Info:
-        """What is public but the sizes."""
+        """Return the public facts without sizes."""
         raise NotImplementedError
 
     def examples(self, name: str) -> Dataset:
-        """What the files hold, uncounted."""
+        """Read the examples of the files, without checking their number."""
         raise NotImplementedError
 
     def info(self, name: str) -> Info:
-        """What is public, from the configuration alone.
+        """Return the public facts, from the configuration alone.
 
         Raises:
-            ConfigError: it lacks the numbers, which the message tells where the files are there.
+            ConfigError: it lacks the numbers; the message gives them if the files exist on this machine.
         """
         if self.train_examples is None or (self.by_client and self.clients is None):
             try:
@@ -134,11 +134,11 @@ class TableSource(DataSource, TableCard):
 
     @property
     def by_client(self) -> bool:
-        """Whether a column says it."""
+        """Return whether a column says it."""
         return self.client is not None
 
     def shapes(self, name: str) -> Info:
-        """From columns and classes."""
+        """Return the shapes, from columns and classes."""
         classes = self.classes if isinstance(self.classes, int) else len(self.classes or ())
         shape = () if isinstance(self.target, str) else (len(self.target),)
         quantities = Targets(shape, "float32", self.targets, self.unit)
@@ -210,11 +210,11 @@ class ImageSource(DataSource):
 
     @property
     def by_client(self) -> bool:
-        """Whether folders or table say it."""
+        """Return whether folders or table say it."""
         return "client" in self.labels
 
     def shapes(self, name: str) -> Info:
-        """From shape and classes."""
+        """Return the shapes, from shape and classes."""
         target = Targets((), "int64", self.classes)
         return array_info(self._card(name), self.shape, Labelled(np.empty(0), target, len(self.classes)))
 

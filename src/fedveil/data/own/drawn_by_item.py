@@ -33,7 +33,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, datetime.date, datetime.time,
 
 
 def items_by_themselves(dataset: Any) -> list[Any]:
-    """All items, each as if there were no other.
+    """Read all items, each as if it were the only one.
 
     The global generators of torch (on the CPU), numpy and random are at one public state before each item. Where reading it
     moves one of them, all are seeded from the content of what was read, and the item is read again: draws differ from item to
@@ -50,7 +50,7 @@ def items_by_themselves(dataset: Any) -> list[Any]:
 
 
 def drawing(function: Callable[[Any], Any], argument: Any) -> tuple[Any, bool]:
-    """What a function makes of its argument from the public state, and whether it drew from one of the global generators."""
+    """Return the function's result with the generators in the public state, and whether it drew from any of them."""
     with _public_state() as start:
         made = function(argument)
         return made, _next_numbers() != start
@@ -146,7 +146,7 @@ def _seed(seed: bytes) -> None:
 
 
 def _next_numbers() -> _Numbers:
-    """What each generator would draw next, 16 bytes of it: others than from a known state if anything was drawn since.
+    """Return the next 16 bytes of each generator, which show whether anything was drawn since a known state.
 
     Drawing them and seeding again takes a third of the time of comparing whole states.
     """
@@ -179,7 +179,7 @@ def _add(digest: blake2b, value: Any) -> None:
 
 
 def _bytes(value: Any) -> tuple[str, bytes]:
-    """Of objects of other kinds, which are refused later if they are looked at, the kind alone."""
+    """Return type and bytes of a value; an unknown type, which is refused later if it is used, has no bytes."""
     if isinstance(value, _SCALARS) and not isinstance(value, np.generic):
         return type(value).__name__, repr(value).encode()
     try:

@@ -36,7 +36,7 @@ def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()
 
 
 def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Iterator[Any]:
-    """Each row as a table of its own: what one holds has no bearing on how another is read. Arguments as `read_table`.
+    """Yield each row as a separate table, so that no row affects how another is read. Arguments as for `read_table`.
 
     In a file that is read together a text among numbers makes text of all of them, and a row that is too long an error. Here the
     cells of such a row are missing.
@@ -123,7 +123,7 @@ def _parsed(cells: list[str], text: bool) -> Array:
 
 
 def _number(text: str) -> float | int:
-    """As a float; a whole number in digits that no float holds apart as what it is."""
+    """Return the value as a float, or as an int if it is a whole number that no float represents exactly."""
     number = float(text)
     return int(text) if LONGEST < abs(number) < np.inf and text.lstrip("+-").isdigit() else number
 
@@ -151,7 +151,7 @@ def _need(file: Path, header: list[str], columns: Collection[str]) -> None:
 
 
 def _likely(name: str, header: list[str]) -> str:
-    """Why a column is not found, where that can be told."""
+    """Return the likely reason why a column is not found, or an empty string."""
     if len(header) == 1 and (marks := [mark for mark in ";\t|," if mark in header[0]]):
         return (
             f": values seem to be separated by {marks[0]!r}: save it as .csv with commas, and numbers with a point, or as .tsv "
@@ -167,12 +167,12 @@ READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
     ".tsv": _csv,
     ".parquet": _parquet,
 }
-"""By the end of the file's name."""
+"""Readers by the suffix of the file's name."""
 
 
 ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _WITHOUT_LOSS = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "L": "RGB", "1": "RGB", "P": "RGB"}}
-"""How a picture becomes one of so many channels: mode of the file -> mode to read it in."""
+"""For each number of channels: mode of the file -> mode in which to read it."""
 
 
 class Pictures(NamedTuple):

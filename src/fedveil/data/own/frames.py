@@ -82,7 +82,7 @@ def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
 
 
 def column_of(table: Any, name: str) -> TableColumn:
-    """One column.
+    """Return one column.
 
     Raises:
         DataError: there is none of that name.
@@ -101,7 +101,7 @@ def column_of(table: Any, name: str) -> TableColumn:
 
 
 def _values(series: Any) -> tuple[Array, str]:
-    """As an array, and the type that the table has for it."""
+    """Return a column as an array, and the type that the table gives it."""
     kind = getattr(series, "dtype", None) or getattr(series, "type", None)
     if getattr(kind, "tz", None) or getattr(kind, "time_zone", None):  # which arrays of numpy do not have
         return _objects(series.to_pylist() if hasattr(series, "to_pylist") else series.to_list()), str(kind)
@@ -122,7 +122,7 @@ def _objects(listed: list[Any]) -> Array:
 
 
 def _absent(series: Any, values: Array) -> NDArray[np.bool_]:
-    """Where a value is missing: what the table says, and NaN, None and NaT."""
+    """Return a mask of missing values: those that the table marks, and NaN, None and NaT."""
     if values.dtype.kind in "fMm" and not isinstance(values, np.ma.MaskedArray):
         found = np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
     else:
@@ -163,7 +163,7 @@ def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str
 
 
 def _is_long(one: Any) -> bool:
-    """Whether it is a whole number, and not a float, beyond 64 bits."""
+    """Return whether the value is an integer beyond 64 bits."""
     if isinstance(one, Decimal):
         return one.is_finite() and abs(one) > LONGEST and one == one.to_integral_value()
     return isinstance(one, int) and abs(one) > LONGEST
@@ -183,7 +183,7 @@ def _numbers(there: list[Any]) -> Array:
 FEW, UNSCALED = 20, 10.0
 """Rows from which on different whole numbers look like an id; distance from 0 from which on a feature counts as unscaled."""
 LISTED = 12
-"""How many columns of one cast are named one by one."""
+"""Number of columns that a note about casts names one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
     "digits": "holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={{{0!r}: [...]}}",
@@ -193,12 +193,12 @@ _FIXES = {
 
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
-"""How a text begins that is a date."""
+"""Pattern for the beginning of a date."""
 
 
 @dataclass(frozen=True)
 class FeatureLayout:
-    """What the features become: their names, and the public mean and standard deviation of each."""
+    """Names of the features after encoding, with the public mean and standard deviation of each."""
 
     names: tuple[str, ...]
     mean: tuple[float, ...]
@@ -206,7 +206,7 @@ class FeatureLayout:
 
 
 def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
-    """From the card alone, without any data.
+    """Return the layout from the card alone, without any data.
 
     Raises:
         ConfigError: the card speaks of a column that is no feature, or normalises a category.
@@ -316,7 +316,7 @@ def _values_of(column: TableColumn, card: TableCard) -> Array:
 
 
 def odd_numbers(column: TableColumn) -> str:
-    """How many texts of a column are no numbers, where some are, or seem to be in another way of writing; else empty."""
+    """Describe texts in a column of numbers that are not numbers, or are written in another format; empty if there are none."""
     texts = column.values[~column.absent].tolist()
     wrong = [text for text in texts if not is_number(text)]
     names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
@@ -388,7 +388,7 @@ def from_frame(
 
 
 def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset:
-    """As `from_frame`, with all that it needs on the card."""
+    """Do the same as `from_frame`, with all options on the card."""
     rule = card.test
     latest = rule.latest if rule is not None else None
     used = {*card.targets, *(name for name in (card.client, latest) if name is not None)}
@@ -435,7 +435,7 @@ def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -
 
 
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:
-    """What is public about a table; sizes are 0."""
+    """Return the public facts about a table; sizes are 0."""
     layout = feature_layout(card, features)
     shape = (len(layout.names),)
     info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
@@ -445,7 +445,7 @@ def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -
 def examples_of(
     table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None = None
 ) -> tuple[LabelledExamples, tuple[str, ...]]:
-    """All rows of a table, with the times that the rule of the test split goes by, and the casts that this took.
+    """Return all rows of a table, the times that the test split uses, and the casts that were made.
 
     Raises:
         DataError: as `from_frame`.

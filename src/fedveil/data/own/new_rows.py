@@ -14,7 +14,7 @@ from fedveil.data.own.frames import TableColumn, column_of, encode_column, encod
 from fedveil.errors import DataError
 
 NAMED = 5
-"""How many rows an error names."""
+"""Number of rows that an error names."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
 
 
 def _several(dataset: Any) -> str:
-    """What to do with a list or dict of data sets or loaders, one for each client; empty for a data set."""
+    """Return advice if the argument is a list or dict of data sets or loaders, one for each client; empty for a data set."""
     mapped = isinstance(dataset, Mapping)
     ones: list[Any] = list(dataset.values()) if mapped else list(dataset) if isinstance(dataset, list | tuple) else []
     plain = (str, bytes, tuple, list, Mapping, np.ndarray, np.generic)

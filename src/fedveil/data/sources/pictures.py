@@ -359,7 +359,7 @@ def read_digits() -> RawData:
 
 @cache
 def _parsed() -> tuple[np.ndarray, np.ndarray]:
-    """All of them; scikit-learn reads a compressed table of text each time."""
+    """Load all pictures once, since scikit-learn reads a compressed text table on each call."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

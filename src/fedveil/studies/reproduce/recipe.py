@@ -177,7 +177,7 @@ class RecipeRow:
 
 
 def rows(recipe: Recipe) -> list[RecipeRow]:
-    """All rows, in the order of the axes, the last one changing fastest."""
+    """Return all rows, in the order of the axes; the last axis changes fastest."""
     found = []
     for indices in itertools.product(*(range(len(axis.entries)) for axis in recipe.axes)):
         entries = tuple(axis.entries[i] for axis, i in zip(recipe.axes, indices, strict=True))

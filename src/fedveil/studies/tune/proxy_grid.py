@@ -47,7 +47,7 @@ class TuningSpec:
         check_grid(self.grid)
 
     def settings(self) -> list[dict[str, Any]]:
-        """All combinations of values."""
+        """Return all combinations of values."""
         return combinations(self.grid)
 
     def cells(self) -> list[Cell]:

@@ -112,7 +112,7 @@ CATALOGUE: Registry[Info] = Registry(
 
 
 def info(name: str) -> Info:
-    """The catalogue's entry for `name`; ConfigError naming the nearest valid name if there is none."""
+    """Return the catalogue's entry for `name`; ConfigError with the nearest valid name if there is none."""
     return CATALOGUE.find(name)
 
 
@@ -122,14 +122,14 @@ def downloadable(name: str) -> bool:
 
 
 def cache_root() -> Path:
-    """The folder in the user's cache; it need not exist."""
+    """Return the folder in the user's cache; it need not exist."""
     import pooch
 
     return Path(pooch.os_cache("fedveil"))
 
 
 def cache(info: Info) -> Path:
-    """The folder of a data set in the user's cache; it need not exist."""
+    """Return the folder of a data set in the user's cache; it need not exist."""
     return cache_root() / info.name
 
 
@@ -209,13 +209,13 @@ class _Progress:
         self._bar.start()
 
     def update(self, count: int) -> None:
-        """`count` more bytes have arrived."""
+        """Record that `count` more bytes have arrived."""
         self._bar.update(self._task, advance=count)
 
     def reset(self) -> None:
-        """Back to nothing; pooch calls it before it shows a finished bar."""
+        """Set the count to zero; pooch calls this before it shows a finished bar."""
         self._bar.reset(self._task, total=self._total or None)
 
     def close(self) -> None:
-        """End of the download."""
+        """End the download."""
         self._bar.stop()

@@ -17,8 +17,8 @@ from fedveil.errors import DataError
 class Origin:
     """Everything except casts and notes is public: it depends on names and on the user's options, not on the data's values.
 
-    source: what it was made from. features: names of the inputs. casts: changes of type, one line each; they go by the types that
-    tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
+    source: what it was made from. features: names of the inputs. casts: changes of type, one line each. They depend on the types
+    of tables and lists, which may depend on values: one 34.5 turns a column of integers into floats.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
     indicators: columns that have a further feature, 1 where their value was missing.
     counted: what was counted in the data and is treated as public all the same.
@@ -49,13 +49,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Examples, targets and, where there are any, users of the two official splits.
+    """Examples, targets and, if there are any, users of the two official splits.
 
     x_train, x_test: (examples, *info.input_shape), uint8 from 0 to 255 for images, float32 for signals, int64 for tokens from 0
     to info.vocabulary - 1, C-contiguous.
     y_train, y_test: (examples, *info.target.shape), classes int64 from 0 to info.classes - 1, in sequences and pictures also
     IGNORED; or quantities float32. users_train, users_test: int64 ids of the natural users, or None.
-    origin: of data of one's own, made by `from_frame` and the like.
+    origin: of user-supplied data, made by `from_frame` and the like.
     Raises DataError if shapes, types, targets or values are not so.
     """
 
@@ -88,7 +88,7 @@ class Dataset:
         return "\n".join(lines)
 
     def standardise(self, x: Array) -> Array:
-        """`standardise` with the constants of this data set."""
+        """Standardise examples with the constants of this data set."""
         return standardise(x, self.info)
 
 
@@ -98,7 +98,7 @@ def strata(info: Info, y: Array) -> Ints:
 
 
 def standardise(x: Array, info: Info) -> Array:
-    """(x / scale - mean) / std per channel, in float32, with the constants of the catalogue; tokens stay as they are.
+    """Return (x / scale - mean) / std per channel, in float32, with the constants of the catalogue; tokens are unchanged.
 
     The constants are published ones, or fixed ranges where none is published: no statistic of the private data is computed
     at run time, so the step costs no privacy at run time. (Published constants were once computed by others from the whole

@@ -22,7 +22,7 @@ Generator = np.random.Generator
 
 
 def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Uniformly at random."""
+    """Deal examples out uniformly at random."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
     owner[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(np.arange(options.clients), sizes)
@@ -30,7 +30,7 @@ def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owner
 
 
 def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Label by label in Dirichlet proportions."""
+    """Deal each label out in Dirichlet proportions."""
     need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     totals = np.bincount(labels)
     tries = options.max_tries if options.too_small == "resample" else 1
@@ -49,7 +49,7 @@ def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generat
 
 
 def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Shards of examples sorted by label."""
+    """Deal out shards of examples sorted by label."""
     pieces = options.clients * options.per_client
     need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
     by_label = rng.permutation(len(labels))
@@ -61,7 +61,7 @@ def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) ->
 
 
 def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """The same number of labels for each client."""
+    """Give each client the same number of labels."""
     held = np.unique(labels)
     if options.labels_per_client > len(held):
         raise ConfigError(f"label-count: labels_per_client = {options.labels_per_client}, but the data hold only {len(held)}")
@@ -80,7 +80,7 @@ def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Gene
 
 
 def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Natural users, in ascending order of their ids."""
+    """Make natural users the clients, in ascending order of their ids."""
     if users is None:
         raise ConfigError("users: this data set has no natural users; choose another kind of partition")
     ids, who = np.unique(users, return_inverse=True)
@@ -94,7 +94,7 @@ def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> O
 
 
 def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
-    """`each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
+    """Return `each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
     need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
     if each is not None:
         return np.full(clients, each, dtype=np.int64)
@@ -102,13 +102,13 @@ def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
 
 
 def need_enough(available: int, wanted: int, what: str) -> None:
-    """ConfigError if more examples are requested than exist."""
+    """Raise ConfigError if more examples are requested than exist."""
     if wanted > available:
         raise ConfigError(f"{what} need {wanted} examples; there are {available}")
 
 
 def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
-    """Examples of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
+    """Return counts of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(totals))
     cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
     cuts = np.minimum(cuts, totals[:, None])
@@ -117,7 +117,7 @@ def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -
 
 
 def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
-    """Random examples for counts[label, client]; what the counts leave over stays without owner."""
+    """Choose random examples for counts[label, client]; examples beyond the counts have no owner."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -129,9 +129,9 @@ def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
 
 
 def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
-    """Mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
+    """Return a mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
 
-    Each client takes those least taken so far, ties by lot. start: how often each choice is already taken.
+    Each client takes those least taken so far, with random ties. start: how often each choice is already taken.
     """
     counts = np.zeros(choices, dtype=np.int64) if start is None else start.copy()
     mask = np.zeros((clients, choices), dtype=bool)
@@ -169,7 +169,7 @@ def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, 
 
 
 def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Iid of equal sizes; the curious client's examples are drawn from the public labels alone."""
+    """Deal out IID examples of equal sizes; the curious client gets only public labels."""
     extras = _checked(options, labels)
     sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
     own = int(sizes[options.curious])
@@ -186,7 +186,7 @@ def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generat
 
 
 def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Distribution I."""
+    """Deal examples out by Distribution I."""
     extras = _checked(options, labels)
     totals = np.bincount(labels)
     public = np.delete(np.arange(len(totals)), options.private_label)
@@ -200,7 +200,7 @@ def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> O
 
 
 def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, totals: Ints) -> int:
-    """The size asked for, or the largest that no label is too rare for (found by bisection: demand grows with size)."""
+    """Return the requested size, or the largest for which no label is too rare (by bisection: demand grows with size)."""
 
     def fits(size: int) -> bool:
         return bool((_ladp1_counts(options, holds, public, share, size, len(totals)).sum(axis=1) <= totals).all())
@@ -224,7 +224,7 @@ def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, 
 
 
 def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, size: int, classes: int) -> Ints:
-    """Table (labels, clients): the private share, then the rest equally over the client's public labels."""
+    """Return a table (labels, clients): the private share, then the rest equally over the client's public labels."""
     private = np.full(options.clients, max(1, int(size * share)), dtype=np.int64)
     private[options.curious] = 0
     quotient, remainder = np.divmod(size - private, options.labels_per_client - 1)
@@ -236,7 +236,7 @@ def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share:
 
 
 def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Distribution II."""
+    """Deal examples out by Distribution II."""
     extras = _checked(options, labels)
     need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     private, totals = options.private_label, np.bincount(labels)
@@ -328,7 +328,7 @@ class Partition:
         return len(self.clients)
 
     def indices(self, client: int) -> Ints:
-        """The examples of one client."""
+        """Return the examples of one client."""
         return self.clients[client]
 
     @property
@@ -337,7 +337,7 @@ class Partition:
         return self.clients.sizes
 
     def label_counts(self, labels: Ints, classes: int) -> Ints:
-        """Table (clients, classes) of how many examples of each label each client has."""
+        """Return a table (clients, classes) of the number of examples of each label."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
         flat = np.bincount(owner * classes + labels[self.clients.order], minlength=len(self) * classes)
         return flat.reshape(len(self), classes)
@@ -384,9 +384,9 @@ def partition(
 ) -> Partition:
     """Partition the training examples among clients; the same arguments give the same partition.
 
-    kind: one of PARTITIONS. labels: (examples,) integers from 0. clients: how many; may be left out where the kind has a
-    default. users: (examples,) ids of the natural users, needed by kind "users" alone.
-    among: indices of the examples that may be dealt out, e.g. what a public split leaves; None is all.
+    kind: one of PARTITIONS. labels: (examples,) integers from 0. clients: their number; may be left out if the kind has a
+    default. users: (examples,) ids of the natural users, only for kind "users". among: indices of the examples to deal out, such
+    as those outside a public split; None is all.
     options: those of the kind, see partition_options.
     Raises ConfigError for unknown kinds or options, impossible values, and what the data set cannot provide.
     """
@@ -415,7 +415,7 @@ def from_options(
 
 
 def need_strata(data: Info, options: BaseModel) -> None:
-    """Refuse a partition by class of examples that do not have one class each.
+    """Refuse to partition by class examples that do not have exactly one class.
 
     Raises:
         ConfigError: of such a partition.
@@ -464,6 +464,6 @@ def _subset(among: NDArray[Any] | None, total: int) -> Ints:
 
 
 def checked_options(table: Mapping[str, Any]) -> BaseModel:
-    """The option model of a configured partition `{kind = ..., ...}`; errors as `partition`."""
+    """Return the option model of a configured partition `{kind = ..., ...}`; errors as for `partition`."""
     options = dict(table)
     return _options(str(options.pop("kind", "iid")), options)

@@ -69,7 +69,7 @@ class Users(BaseModel):
 
 
 class Isolation(Options):
-    """Iid of equal sizes, except that the curious client has nothing of the private label (LaDP-FL, section VII-A).
+    """IID with equal sizes, except that the curious client has no example of the private label (LaDP-FL, section VII-A).
 
     private_label: the label; curious: index of the curious client. examples_per_client: exactly so many each; None deals
     everything out.

@@ -20,7 +20,7 @@ OWN_TEST = "test data of their own"
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Inputs and labelled targets, with the id of each one's client and its time where they have them."""
+    """Inputs and labelled targets, with the client's id and the time of each example if there are any."""
 
     x: Array
     labelled: Labelled
@@ -33,7 +33,7 @@ class LabelledExamples:
 
 
 def rule_text(rule: SplitRule | None, owners: bool) -> str:
-    """The rule that applies, in words."""
+    """Describe the rule that applies."""
     return _rule(rule, owners).text(owners)
 
 
@@ -41,7 +41,7 @@ _ONE_CLIENT = "the test set is one client, so the score is that client's: give t
 
 
 def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
-    """Split by the rule; by default whole clients are held out, for figures on the test set are published without noise.
+    """Split by the rule; by default hold out whole clients, since figures on the test set are published without noise.
 
     Raises:
         DataError: as `held_out`; or the rule needs clients, and there are none.
@@ -76,13 +76,14 @@ def _dataset(info: Info, origin: Origin, train: tuple[Array, Array], test: tuple
 
 
 def from_arrays(x: Any, y: Any, *, client: Any = None, test: Any = None, **public: Any) -> Dataset:
-    """A data set of arrays, tensors or lists, which `fv.train(config, data=...)` takes as it is.
+    """Make a data set of arrays, tensors or lists, for `fv.train(config, data=...)`.
 
     Args:
         x: (examples, ...): features, float or integer; pictures (examples, channels, height, width), uint8; tokens
             (examples, length), integers, with `vocabulary`. y: (examples, ...): classes, integer or bool, or text with `classes`;
             quantities, float.
-        client: whose example it is, an integer or text each. These are the clients, unless the configuration has a partition.
+        client: the owner of each example, an integer or text. The owners are the clients, unless the configuration has a
+        partition.
         test: which examples are for testing (see `own_split`), or (x, y) of their own. Left out, a fifth of the clients.
         public: what is public: name, classes, unit, features, mean, std, scale, vocabulary, split_seed (see `ArrayCard`).
 

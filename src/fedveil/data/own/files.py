@@ -18,16 +18,15 @@ from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
 LONGEST_LINE = 2**24
-"""Characters: what has no line breaks is no table, and would be read into memory as a whole."""
+"""Longest line, in characters: a file without line breaks is not a table, and would be read into memory as a whole."""
 BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
 
 def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Any:
-    """A table from a file, read as its name ends.
+    """Read a table from a file, in the format of its suffix.
 
     Args:
-        columns: those that are needed; others are not looked at.
-        texts: columns that are text, whatever they look like, such as ids with leading zeros.
+        columns: those that are needed; others are not read. texts: columns to read as text, such as ids with leading zeros.
 
     Raises:
         DataError: it cannot be read, or lacks a column.
@@ -38,8 +37,8 @@ def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()
 def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Iterator[Any]:
     """Yield each row as a separate table, so that no row affects how another is read. Arguments as for `read_table`.
 
-    In a file that is read together a text among numbers makes text of all of them, and a row that is too long an error. Here the
-    cells of such a row are missing.
+    If a file is read as a whole, one text among numbers turns the whole column into text, and a row that is too long is an error.
+    Here, the cells of such a row are missing.
 
     Raises:
         DataError: the file cannot be read, or lacks a column.
@@ -78,7 +77,7 @@ def _lines(file: Path, errors: str) -> Iterator[str]:
 
 
 def _rows(file: Path, errors: str = "strict") -> Iterator[list[str]]:
-    """The header, and the rows below it; errors: what to do with bytes that are no UTF-8, as `open` does it."""
+    """Return the header, and the rows below it; errors: how to treat bytes that are not UTF-8, as for `open`."""
     delimiter, count = "\t" if file.suffix.lower() == ".tsv" else ",", 0
     try:
         for row in csv.reader(_lines(file, errors), delimiter=delimiter, strict=errors == "strict"):
@@ -110,7 +109,7 @@ def _csv(file: Path, columns: Collection[str], texts: Collection[str]) -> dict[s
 
 
 def _parsed(cells: list[str], text: bool) -> Array:
-    """Numbers, or True and False, where all cells that are not empty are; what is empty is missing."""
+    """Convert a column to numbers or bools if all non-empty cells allow it; empty cells are missing."""
     values: list[Any] = [cell.strip() or None for cell in cells]
     there = [value for value in values if value is not None]
     if not text and all(map(is_number, there)):
@@ -176,7 +175,7 @@ _WITHOUT_LOSS = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "L": "RGB", "1": "RG
 
 
 class Pictures(NamedTuple):
-    """Pixels (pictures, channels, height, width), the class and, where they are named, the client of each."""
+    """Pixels (pictures, channels, height, width), the class of each picture and, if given, its client."""
 
     x: NDArray[np.uint8]
     labels: list[str]
@@ -184,13 +183,13 @@ class Pictures(NamedTuple):
 
 
 def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictures:
-    """Pictures below a folder, in the order of their paths.
+    """Read the pictures below a folder, in the order of their paths.
 
     Args:
-        levels: what the names of the folders stand for, from the top: `class`, `client`, or both.
+        levels: the meaning of the folders' names, from the top: `class`, `client`, or both.
 
     Raises:
-        DataError: no pictures, or one that lies elsewhere or has another shape.
+        DataError: no pictures, or one in another place or of another shape.
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}: paths are relative to the configuration that names them")
@@ -206,13 +205,13 @@ def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictu
 
 
 def by_table(root: Path, table: Path, columns: Sequence[str], shape: Sequence[int]) -> Pictures:
-    """Pictures that a table lists: its column `file` is a path below the folder.
+    """Read the pictures that a table lists; its column `file` holds paths below the folder.
 
     Args:
         columns: `class`, `client`, or both.
 
     Raises:
-        DataError: a picture or a column that is not there, or another shape.
+        DataError: a missing picture or column, or a picture of another shape.
     """
     wanted = ("file", *columns)
     read = read_table(table, wanted, wanted)

@@ -30,9 +30,9 @@ Kind = Literal["number", "text", "date", "object"]
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Values of one column; those that are absent are 0 or empty in `values`. stored: the type that the table had.
+    """Values of one column; absent ones are 0 or empty in `values`. stored: the type in the table.
 
-    hint: what may have made a value absent that is none.
+    hint: a possible reason why values seem absent.
     """
 
     name: str
@@ -44,10 +44,10 @@ class TableColumn:
 
 
 def names_of(table: Any) -> tuple[str, ...]:
-    """The names of the columns.
+    """Return the names of the columns.
 
     Raises:
-        DataError: it is no table, or two columns have one name.
+        DataError: not a table, or two columns have the same name.
     """
     many = [*table.values()] if isinstance(table, Mapping) else table if isinstance(table, list | tuple) else ()
     if any(hasattr(one, "columns") or hasattr(one, "column_names") for one in many):
@@ -75,7 +75,7 @@ def names_of(table: Any) -> tuple[str, ...]:
 
 
 def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
-    """Refuse the name of a column that a table has not."""
+    """Refuse the name of a column that the table does not have."""
     if name not in names:
         there = f"there are {', '.join(names)}" if names else "the table has no columns at all"
         raise DataError(f"there is no column {name!r}{nearest(name, names)}; {there}")
@@ -170,7 +170,7 @@ def _is_long(one: Any) -> bool:
 
 
 def _numbers(there: list[Any]) -> Array:
-    """Numbers of any kind; those that no type of numpy holds as floats."""
+    """Return numbers of any kind as an array; those without a numpy type become floats."""
     found = np.asarray([float(one) if isinstance(one, Decimal) else one for one in there])
     if found.dtype.kind in "biuf":
         return found
@@ -181,7 +181,7 @@ def _numbers(there: list[Any]) -> Array:
 
 
 FEW, UNSCALED = 20, 10.0
-"""Rows from which on different whole numbers look like an id; distance from 0 from which on a feature counts as unscaled."""
+"""Number of rows from which distinct whole numbers look like an id; distance from 0 from which a feature counts as unscaled."""
 LISTED = 12
 """Number of columns that a note about casts names one by one."""
 _FIXES = {
@@ -235,10 +235,10 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
 
 
 def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:
-    """The features as (rows, width) float32, and the casts that this took.
+    """Return the features as (rows, width) float32, and the casts that were made.
 
     Raises:
-        DataError: columns that the card would have to say more of; the message has a part for each of them.
+        DataError: columns that need further facts on the card; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
     same_length(columns)
@@ -260,7 +260,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
 
 
 def same_length(columns: Sequence[TableColumn]) -> None:
-    """Refuse columns of different lengths, and of none."""
+    """Refuse columns of different lengths, and empty ones."""
     first = len(columns[0].values)
     if other := next((column for column in columns if len(column.values) != first), None):
         raise DataError(
@@ -271,7 +271,7 @@ def same_length(columns: Sequence[TableColumn]) -> None:
 
 
 def no_missing(column: TableColumn, role: str) -> TableColumn:
-    """The column itself.
+    """Return the column itself.
 
     Raises:
         DataError: values are missing in it.
@@ -282,10 +282,10 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
 
 
 def encode_column(column: TableColumn, card: TableCard) -> Array:
-    """The features [rows, k] that one column becomes.
+    """Return the features [rows, k] of one column.
 
     Raises:
-        DataError: a value that the card does not provide for.
+        DataError: a value that the card does not allow.
     """
     found = _values_of(column, card)
     return np.concatenate([found, column.absent[:, None]], axis=1, dtype=np.float32) if column.name in card.indicators else found
@@ -361,11 +361,11 @@ def _missing(column: TableColumn) -> str:
 def from_frame(
     df: Any, *, target: str | list[str], client: str | None = None, features: Any = None, test: Any = None, **public: Any
 ) -> Dataset:
-    """A data set of a DataFrame of pandas or polars, a table of pyarrow, or a dict of arrays.
+    """Make a data set of a DataFrame of pandas or polars, a table of pyarrow, or a dict of arrays.
 
     Args:
-        target: the column to learn, or several of them. client: the column that says whose row it is; they are the clients,
-            unless the configuration has a partition. features: columns, in this order; left out, all others.
+        target: the column to learn, or several of them. client: the column with the owner of each row; the owners are the
+        clients, unless the configuration has a partition. features: columns, in this order; left out, all others.
         test: which rows are for testing (see `own_split`; `latest` is the name of a column), or a table of their own.
             Left out, a fifth of the clients.
         public: what is public: name, classes, unit, categories, missing, indicators, normalise, split_seed (see

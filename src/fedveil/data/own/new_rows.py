@@ -1,4 +1,4 @@
-"""New rows of a table, encoded as the rows that a model was trained on."""
+"""Encoding of new rows of a table like the rows on which a model was trained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class TableEncoding:
-    """The columns of a table that a model takes, and the public facts by which they are encoded."""
+    """The columns that a model takes, and the public facts by which they are encoded."""
 
     columns: tuple[str, ...]
     card: TableCard

@@ -19,7 +19,7 @@ from fedveil.errors import DataError
 
 
 def read_leaf(directory: Path, info: Info) -> RawData | None:
-    """Folders train and test with LEAF's JSON files; other LEAF sets look the same, so a folder above must say femnist."""
+    """Read LEAF's JSON files in the folders train and test; other LEAF sets look the same, so a parent must be named femnist."""
     files = {split: sorted((directory / split).glob("*.json")) for split in ("train", "test")}
     if not any(files.values()) or "femnist" not in directory.resolve().as_posix().lower():
         return None
@@ -57,7 +57,7 @@ def _users(path: Path) -> list[tuple[str, Any]]:
 
 
 def _user(data: Any, name: str, info: Info) -> tuple[Array, Array]:
-    """Pixels are grey levels divided by 255, white is 1; they become bytes again."""
+    """Return pixels, which are grey levels divided by 255, as bytes."""
     try:
         x, y = np.asarray(data["x"], dtype=np.float64), np.asarray(data["y"])
     except (KeyError, TypeError, ValueError) as error:
@@ -78,7 +78,7 @@ TEST_SHARE = 0.2
 
 
 def read_harbox(directory: Path, info: Info) -> RawData | None:
-    """The unpacked folder.
+    """Read the unpacked folder.
 
     No official test split exists: the last fifth of each person's windows of each activity is the test split.
     """
@@ -124,7 +124,7 @@ SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_ac
 
 
 def read_ucihar(directory: Path, info: Info) -> RawData | None:
-    """The published zip, the zip inside it, or the unpacked folder."""
+    """Read the published zip, the zip inside it, or the unpacked folder."""
     places = (directory / UCIHAR_FOLDER, directory)
     folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
     if folder is not None:
@@ -149,7 +149,7 @@ def _both(read: Callable[[str], bytes], info: Info) -> RawData:
 
 
 def _split_ucihar(read: Callable[[str], bytes], split: str, info: Info) -> tuple[Array, Array, Array]:
-    """Labels are 1 to 6 in the files."""
+    """Read labels, which are 1 to 6 in the files."""
     time = info.input_shape[1]
     channels = [
         _numbers(read(name), name, time) for name in (f"{split}/Inertial Signals/{signal}_{split}.txt" for signal in SIGNALS)

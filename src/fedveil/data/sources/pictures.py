@@ -32,7 +32,7 @@ EMNIST_FILES = tuple(
 
 
 def mnist_like(folders: tuple[str, ...]) -> Format:
-    """The four idx files of MNIST; they bear the same names for Fashion-MNIST, so their folder must tell which it is."""
+    """Read the four idx files of MNIST; Fashion-MNIST's have the same names, so their folder must say which data set it holds."""
     return Format(
         f"{', '.join(IDX_FILES)} (or .gz) in a folder {' or '.join(folders)}",
         lambda directory, info: _mnist(directory) if _named(directory, folders) else None,
@@ -40,7 +40,7 @@ def mnist_like(folders: tuple[str, ...]) -> Format:
 
 
 def parse(content: bytes, name: str) -> Array:
-    """The uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
+    """Return the uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
     shape, start = _header(content, name)
     size = math.prod(shape)
     if not size:
@@ -51,7 +51,7 @@ def parse(content: bytes, name: str) -> Array:
 
 
 def _header(content: bytes, name: str) -> tuple[tuple[int, ...], int]:
-    """The array's shape, and where it begins."""
+    """Return the array's shape and offset."""
     if len(content) < 4 or content[:2] != b"\0\0":
         raise DataError(f"{name}: not an idx file")
     kind, sides = content[2], content[3]
@@ -74,7 +74,7 @@ def _mnist(directory: Path) -> RawData | None:
 
 
 def read_emnist(directory: Path, info: Info) -> RawData | None:
-    """The idx files of the balanced split, loose or in the original gzip.zip."""
+    """Read the idx files of the balanced split, loose or in the original gzip.zip."""
     contents, archive = _contents(directory, EMNIST_FILES), directory / "gzip.zip"
     if not contents and archive.is_file():
         contents = _zipped(archive)
@@ -92,7 +92,7 @@ def _raw(contents: list[bytes], names: tuple[str, ...], transpose: bool) -> RawD
 
 
 def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:
-    """The content of each file, loose or as .gz; empty where there is none of them."""
+    """Return the content of each file, loose or as .gz; empty if none exists."""
     places = [(directory / name, directory / f"{name}.gz") for name in names]
     paths = [next((path for path in both if path.is_file()), None) for both in places]
     return [_content(path, both[0]) for path, both in zip(paths, places, strict=True)] if any(paths) else []
@@ -106,7 +106,7 @@ def _content(path: Path | None, expected: Path) -> bytes:
 
 
 def gunzip(content: bytes, name: str) -> bytes:
-    """The uncompressed idx file; DataError if it is cut short or damaged, or promises or holds more than `MOST_BYTES`."""
+    """Return the uncompressed idx file; DataError if it is cut short or damaged, or declares or holds more than `MOST_BYTES`."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             head = file.read(_LONGEST_HEADER)
@@ -143,7 +143,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def check_digest(content: bytes, digest: str, name: str) -> None:
-    """DataError unless `content` has the digest "algorithm:hex"."""
+    """Raise DataError unless `content` has the digest "algorithm:hex"."""
     algorithm, expected = digest.split(":")
     found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
     if found != expected:
@@ -154,7 +154,7 @@ def check_digest(content: bytes, digest: str, name: str) -> None:
 
 
 def unpickle(content: bytes, name: str) -> dict[str, Any]:
-    """The dictionary in a pickle whose digest was checked; DataError if it holds anything but arrays and plain values."""
+    """Return the dictionary in a pickle whose digest was checked; DataError if it holds anything but arrays and plain values."""
     try:
         value = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
@@ -201,7 +201,7 @@ CIFAR100 = Batches(
 
 
 def pickled(batches: Batches) -> Format:
-    """The original archive, or its unpacked folder."""
+    """Read the original archive, or its unpacked folder."""
 
     def read(directory: Path, info: Info) -> RawData | None:
         if (directory / batches.archive).is_file():
@@ -254,7 +254,7 @@ SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
 def read_svhn(directory: Path, info: Info) -> RawData | None:
-    """train_32x32.mat and test_32x32.mat."""
+    """Read train_32x32.mat and test_32x32.mat."""
     paths = [directory / name for name in SVHN_FILES]
     if not any(path.is_file() for path in paths):
         return None
@@ -263,7 +263,7 @@ def read_svhn(directory: Path, info: Info) -> RawData | None:
 
 
 def _split(path: Path, info: Info) -> tuple[Array, Array]:
-    """X is (32, 32, 3, N); y is (N, 1) from 1 to 10, where 10 stands for the digit 0."""
+    """Read X (32, 32, 3, N) and y (N, 1) from 1 to 10, where 10 is the digit 0."""
     from scipy.io import loadmat
 
     if not path.is_file():
@@ -288,7 +288,7 @@ Reader = Callable[[str], bytes]
 
 
 def read_tinyimagenet(directory: Path, info: Info) -> RawData | None:
-    """tiny-imagenet-200.zip, or its folder."""
+    """Read tiny-imagenet-200.zip, or its folder."""
     folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
     if folder is not None:
         return _both_tinyimagenet(partial(file_in, folder), partial(_listed, folder), info)
@@ -351,7 +351,7 @@ TEST_SIZE = 360
 
 
 def read_digits() -> RawData:
-    """scikit-learn's 1,797 digits, their 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
+    """Read scikit-learn's 1,797 digits, 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
     x, y = _parsed()
     test = _stratified(y, TEST_SIZE)
     return RawData(x[~test], y[~test], x[test], y[test])  # copies
@@ -367,7 +367,7 @@ def _parsed() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified(labels: np.ndarray, size: int) -> np.ndarray:
-    """Mask of `size` examples, each label in proportion (largest remainders), spread evenly over the file's order."""
+    """Return a mask of `size` examples, each label in proportion (largest remainders), spread evenly over the file's order."""
     counts = np.bincount(labels)
     exact = counts * (size / len(labels))
     quota = np.floor(exact).astype(np.int64)

@@ -367,7 +367,7 @@ class Partition:
         return order
 
     def fingerprint(self) -> str:
-        """SHA-256 over all index arrays: equal for equal partitions."""
+        """Return the SHA-256 over all index arrays, equal for equal partitions."""
         arrays = (np.ascontiguousarray(part, dtype="<i8") for part in (self.clients.offsets, self.clients.order))
         return hashlib.sha256(b"".join(part.tobytes() for part in arrays)).hexdigest()
 

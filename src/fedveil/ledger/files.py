@@ -27,7 +27,7 @@ def owner_only(path: str, flags: int) -> int:
 
 
 def owner_only_folder(path: Path) -> Path:
-    """The folder `path`, made with mode 700 if it is absent."""
+    """Return the folder `path`, which is made with mode 700 if it is absent."""
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
@@ -175,7 +175,7 @@ _NONE = "0" * 64
 
 
 def head_path(path: Path) -> Path:
-    """The head file of the ledger at `path`."""
+    """Return the head file of the ledger at `path`."""
     return path.with_name(path.name + "-head")
 
 
@@ -194,7 +194,7 @@ BEFORE_FORKS = threading.RLock()
 
 
 def head_record(seq: int, digest: str = _NONE) -> bytes:
-    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
+    """Return the content of a head file, 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
 
 

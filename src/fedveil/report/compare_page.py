@@ -58,7 +58,7 @@ def plot_comparison(found: Comparison, path: Path, paper: Paper | None = None) -
 
 
 def _lines(axis: Axes, chart: dict[str, Any]) -> None:
-    """Lines over epsilon; runs without noise are level lines."""
+    """Draw a line per method over epsilon; runs without noise are level lines."""
     ends: list[tuple[float, str, str]] = []
     for series in chart["series"]:
         x, y = zip(*series["points"], strict=True)
@@ -108,7 +108,7 @@ def _name_ends(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 
 def _strip(axis: Axes, rows: list[Row], names: dict[str, str]) -> None:
-    """Methods below each other, best first: mean, its confidence interval, and each seed."""
+    """Draw the methods in rows, best first: mean, confidence interval, and each seed."""
     ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     for place, row in enumerate(ordered):
         look = style(list(names).index(row.method)) | {"linestyle": "-"}
@@ -193,7 +193,7 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
 
 
 def _by_partition(found: Comparison) -> dict[str, list[Row]]:
-    """The rows with a number, by partition in their order."""
+    """Return the rows that have a number, by partition."""
     rows = [row for row in found.rows if row.values]
     return {one: [row for row in rows if row.partition == one] for one in dict.fromkeys(row.partition for row in rows)}
 
@@ -211,7 +211,7 @@ def _curved(found: Comparison) -> bool:
 
 
 def _over_epsilon(found: Comparison, rows: list[Row]) -> dict[str, Any]:
-    """A line a method; runs without noise are level lines."""
+    """Return a line for each method; runs without noise are level lines."""
     epsilons = _epsilons(found)
     room = (epsilons[-1] / epsilons[0]) ** 0.06
     ends = {"min": epsilons[0] / room, "max": epsilons[-1] * room, "snap": False}
@@ -227,7 +227,7 @@ def _over_epsilon(found: Comparison, rows: list[Row]) -> dict[str, Any]:
 
 
 def _beside_each_other(found: Comparison, rows: list[Row]) -> dict[str, Any]:
-    """A marker a method, best first, those without noise last."""
+    """Return a marker for each method, best first, those without noise last."""
     ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     colours = {method: colour for colour, method in enumerate(found.names)}
     series = [
@@ -269,7 +269,7 @@ def cells(row: Row, name: str) -> dict[str, str]:
 
 
 def _line(row: Row, name: str) -> dict[str, Any]:
-    """A row of the page's tables: texts with their small print."""
+    """Return a row of the page's tables: texts with their small print."""
     options = row.method.partition(":")[2].replace(":", ", ")
     claim = row.statement.claimed if row.statement else None
     details = {
@@ -371,7 +371,7 @@ def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list
 
 
 def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str, Any]:
-    """The whole comparison as plain values (`compare.json`)."""
+    """Return the whole comparison as plain values (`compare.json`)."""
     return {
         "format": FORMAT,
         "by": found.by,

@@ -75,7 +75,7 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
-    """The releases of a run in each scope, as each view sees them: kind, mu and count."""
+    """Return the releases of a run in each scope and view: kind, mu and count."""
     scopes = [Scope(Unit.CLIENT, adjacency, view) for adjacency in Adjacency for view in View]
     settings = [replace(_setting(noise_multiplier=1.5), scope=scope) for scope in scopes]
     events = [method.releases(setting, view) for setting in settings for view in View]
@@ -97,7 +97,7 @@ def _published(method: Method) -> tuple[Claim | None, str | None]:
 
 
 def _silo() -> dict[str, Any]:
-    """DP-SGD inside each client, as DP-FedAvg counts it."""
+    """Return the values for DP-SGD inside each client, as DP-FedAvg counts it."""
     events = method_from({"name": "dp-fedavg"}).releases(_setting(noise_multiplier=1.0, example_clip=1.0), View.FINAL)
     return _values(DP_SGD, "steps", _reason(events), None, None)
 
@@ -130,7 +130,7 @@ def _own_words(name: str) -> dict[str, Any]:
 
 
 def _setting(view: View = View.AGGREGATE, **noise: Any) -> Setting:
-    """A small run; only the kinds of its releases and claims are read, never their sizes."""
+    """Return the setting of a small run, of which only the kinds of releases and claims are read, never their sizes."""
     local = LocalSpec(steps=2, batch_size=10, batch_clip=1.0)
     public: dict[str, Any] = {"clients": 100, "cohort": 10, "rounds": 3, "records": 50, "classes": 10, "delta": 1e-5}
     scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)

@@ -43,7 +43,7 @@ class Panel:
 
 
 def plot_curves(history: Sequence[Row], columns: Columns, path: Path) -> Path:
-    """The main metric, loss, and the noise of the mean update against its own norm, over rounds."""
+    """Draw the main metric, the loss, and the noise of the mean update against its norm, over rounds."""
     figure = blank(11, 3.2)
     colours = ((BLUE,), (ORANGE,), (BLUE, GREEN))
     charts = zip(columns.together.values(), colours, strict=False)
@@ -80,7 +80,7 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
 
 
 def _panel(run: RunData, name: str) -> Panel:
-    """The panel of that name: a column, several together, or a line a layer or client."""
+    """Return the panel of that name: one column, several together, or a line for each layer or client."""
     layered = dict.fromkeys(k for row in run.layers for k in row if k not in ("round", "layer"))
     header = {"noise": "noise_std"}.get(name, name)
     if name == "clip" and "example_clip" in run.columns:  # DP-SGD clips the gradient of each example, and no update
@@ -104,7 +104,7 @@ def _panel(run: RunData, name: str) -> Panel:
 
 
 def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Columns) -> Panel:
-    """A line for each of these columns, as far as the history has them."""
+    """Return a line for each of these columns that the history has."""
     there = [columns[name] for name in names if _points(rows, name)]
     drawn, first = {column.words: _points(rows, column.name) for column in there}, columns[names[0]]
     private = not all(column.public for column in there)
@@ -112,7 +112,7 @@ def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Co
 
 
 def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> Panel:
-    """A line for each layer or client."""
+    """Return a line for each layer or client."""
     lines: dict[str, Points] = {}
     for row in rows:
         if row.get(header) is not None:
@@ -127,7 +127,7 @@ def _points(rows: Sequence[Row], column: str) -> Points:
 
 
 def _fewer(lines: dict[str, Points], of: str) -> dict[str, Points]:
-    """Equal layers (or clients) as one line; of more than 12 different ones the least, median and largest at the end."""
+    """Merge equal lines of layers (or clients); of more than 12 different ones, keep the least, median and largest at the end."""
     merged: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for name, points in lines.items():
         merged.setdefault(tuple(points), []).append(name)
@@ -232,7 +232,7 @@ def _figure(partition: Partition, table: Table) -> Figure:
 
 
 def _dots(axes: Axes, table: Table, diameter: float) -> None:
-    """Dots of at most `diameter` points, their area proportional to the number of examples."""
+    """Draw dots of at most `diameter` points, with an area proportional to the number of examples."""
     clients, labels = np.nonzero(table.counts)
     values = table.counts[clients, labels]
     largest = int(values.max(initial=1))

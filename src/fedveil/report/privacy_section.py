@@ -138,13 +138,13 @@ def _over_rounds(book: Ledger, scope: Scope, delta: float, clients: int) -> Spen
 
 
 def _spaced(rounds: list[int], points: int) -> list[int]:
-    """Some of the ascending rounds, evenly spaced, with the last."""
+    """Choose some of the ascending rounds, evenly spaced, including the last."""
     count = min(points, len(rounds))
     return sorted({rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]})
 
 
 def _by_renyi(squares: NDArray[np.float64], by_order: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
-    """Epsilon of each client by Renyi accounting at a few orders: what orders clients by spending."""
+    """Return epsilon of each client by Renyi accounting at a few orders, to rank clients by spending."""
     curves = squares[:, None] * (_ORDERS / 2) + by_order
     return np.asarray(rdp_epsilons(np.broadcast_to(_ORDERS, curves.shape), curves, delta).min(axis=1), dtype=np.float64)
 
@@ -153,7 +153,7 @@ _WORST_FIRST = ("contradicted", "cannot tell", "verified")
 
 
 def outcome_values(checked: Mapping[Path, Verification]) -> dict[str, Any] | None:
-    """The worst outcome of these runs, their contradictions, and the findings of each; None without runs."""
+    """Return the worst outcome of these runs, their contradictions, and the findings of each; None without runs."""
     if not checked:
         return None
     outcomes = [found.outcome for found in checked.values()]
@@ -176,7 +176,7 @@ def outcome_values(checked: Mapping[Path, Verification]) -> dict[str, Any] | Non
 
 
 def outcome_lines(checked: Mapping[Path, Verification]) -> list[str]:
-    """The same as lines of text: the outcome, and what is contradicted."""
+    """Return the outcome and the contradictions as lines of text."""
     values = outcome_values(checked)
     if values is None:
         return []
@@ -299,7 +299,7 @@ def capital(text: str) -> str:
 
 
 def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
-    """The table of views, with what each of them sees."""
+    """Return the table of views, with what each of them sees."""
     table = numbers_table(s, among, UNBOUNDED)
     rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
     first, *others = table.headings
@@ -315,7 +315,7 @@ def spent_values(
     progress: Callable[[int, int], None] | None = None,
     checked: Mapping[Path, Verification] | None = None,
 ) -> Values | None:
-    """Epsilon over the rounds, from the ledger: of several runs, that of the one that spent most."""
+    """Return epsilon over the rounds, from the ledger; for several runs, of the one that spent most."""
     known = {path: verified_ledger(found) for path, found in (checked or {}).items()}
     each = [
         (run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients, progress, known.get(run.path, "")), s)
@@ -340,5 +340,5 @@ def spent_values(
 
 
 def _end(found: Spent) -> float:
-    """Epsilon after the last round; below all others where it is not known."""
+    """Return epsilon after the last round; if it is unknown, a number below all others."""
     return found.most[-1][1] if found.most else -1.0

@@ -29,7 +29,7 @@ COST = ("participants", "failed", "uplink_bytes", "seconds")
 
 
 def column_values(runs: Sequence[RunData]) -> Values:
-    """The words of the columns that runs of one configuration have: of those with a number per round, and of those by layer."""
+    """Return the descriptions of the columns of runs of one configuration: those per round, and those by layer."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     layered = dict.fromkeys(name for row in runs[0].layers[:1] for name in row if name not in ("round", "layer"))
     known = runs[0].declared
@@ -41,7 +41,7 @@ def column_values(runs: Sequence[RunData]) -> Values:
 
 
 def chart_values(groups: Sequence[Values]) -> Values:
-    """The charts of each section from the columns of the page's groups of runs, and what is said of private figures."""
+    """Return the charts of each section, from the columns of the page's groups of runs, and the note on private figures."""
     charts = {title: columns for g in groups for title, columns in g["charts"].items()}
     drawn = [name for columns in charts.values() for name in columns]
     shown = (*drawn, *COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
@@ -59,14 +59,14 @@ def chart_values(groups: Sequence[Values]) -> Values:
 
 
 def _apart(groups: Sequence[Values], name: str) -> Iterable[Values]:
-    """A chart of one column for each meaning that it has: methods may give one name to different figures."""
+    """Return one chart for each meaning of a column, since methods may use one name for different figures."""
     meanings = [g["columns"][name] for g in groups if name in g["columns"]]
     for words in [w for i, w in enumerate(meanings) if w not in meanings[:i]]:
         yield _chart(groups, (name,), words["title"], words)
 
 
 def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: Values | None = None) -> Values:
-    """A chart's words and series: of each group every column that it has, with that meaning if one is asked for."""
+    """Return a chart's texts and series: for each group, its columns, or only those with the requested meaning."""
     found = [(i, n, g["columns"][n]) for i, g in enumerate(groups) for n in names if n in g["columns"]]
     kept = [(i, n, words) for i, n, words in found if meaning is None or words == meaning]
     series = [{"group": i, "column": n, "name": groups[i]["name"] if len(groups) > 1 else w["title"]} for i, n, w in kept]
@@ -128,7 +128,7 @@ def _attack(stem: Path, room: list[int]) -> Values:
 
 
 def _record(path: Path) -> Values:
-    """The headline and the assumptions that `fedveil attack` wrote; of another file its single figures."""
+    """Return the headline and the assumptions that `fedveil attack` wrote; for another file, its single figures."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -195,7 +195,7 @@ def _rank(group: Values) -> float:
 
 
 def _metrics(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The main metrics of the page's groups, each with the places of those that have it: others are not compared by it."""
+    """Return the main metrics of the page's groups, each with the positions of the groups that have it."""
     mains = [group["main"] for group in groups]
     different = [main for i, main in enumerate(mains) if main not in mains[:i]]
     return [{**main, "groups": [i for i, other in enumerate(mains) if other == main]} for main in different]
@@ -294,7 +294,7 @@ def _data(run: RunData) -> str:
 
 
 def _clients(runs: list[RunData]) -> dict[str, Any] | None:
-    """Scores of the clients in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
+    """Return the clients' scores in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
     main = runs[0].declared.main
     header = main.name.removeprefix("test_")
     rounds = sorted({int(r["round"]) for run in runs for r in run.clients if isinstance(r.get(header), float)})
@@ -322,7 +322,7 @@ def _clients(runs: list[RunData]) -> dict[str, Any] | None:
 
 
 def _partition(stored: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Columns of label counts for the picture: single clients in their order, or many ordered by most frequent label."""
+    """Return columns of label counts for the picture: a few clients in order, or many sorted by their most frequent label."""
     if not stored or not stored["counts"]:
         return None
     counts = np.array(stored["counts"], dtype=np.float64)
@@ -395,7 +395,7 @@ def write_report(
 
 
 def _short(value: Any) -> Any:
-    """Numbers to 6 digits, which is more than a picture shows."""
+    """Round numbers to 6 digits, which is more than a picture shows."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

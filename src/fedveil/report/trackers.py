@@ -148,7 +148,7 @@ class Mlflow:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Runs that begin together do so one after another: MLflow fails where two make its database or an experiment at once."""
+    """Let runs begin one after another: MLflow fails if two create its database or an experiment at the same time."""
     with (Path(tempfile.gettempdir()) / f"fedveil-mlflow-{os.getuid()}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

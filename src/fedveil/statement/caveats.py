@@ -48,7 +48,7 @@ _RECORDS = (2, 10)
 
 
 def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, memoryless: bool) -> float | None:
-    """Epsilon where the number of participants of each round is seen, if it is more than 1 % above `epsilon`; else None.
+    """Return epsilon if the number of participants of each round is observed, or None if it is at most 1 % above `epsilon`.
 
     Args:
         events: of the run. epsilon: proven of them with a hidden number.
@@ -70,7 +70,7 @@ def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, m
 
 
 def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
-    """Remarks on the run's own view, whose releases are `events`; they change nothing of what is proven.
+    """Return remarks on the run's own view, whose releases are `events`; they do not change what is proven.
 
     Args:
         memoryless: clients keep nothing of one round for the next, which each sample's being drawn afresh rests on.
@@ -334,7 +334,7 @@ def _task(task: Task) -> list[Assumption]:
 
 
 def _short(value: object) -> str:
-    """A number, or the first few of a list."""
+    """Format a number, or the first few of a list."""
     if not isinstance(value, tuple | list):
         return f"{value}"
     more = f", ... ({len(value)} numbers)" if len(value) > _SHOWN else ""
@@ -507,7 +507,7 @@ def _averaged(s: Setting) -> list[str]:
 
 
 def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumption]:
-    """The assumption that a large epsilon needs, since the sampler's distance counts e^epsilon times."""
+    """Return the assumption that a large epsilon needs, since the sampler's distance is multiplied by e^epsilon."""
     if sampler_adds(variation, epsilon, delta) is not None:
         return []
     return [

@@ -48,12 +48,12 @@ PUBLISHED = "published variant: the method as its paper prints it; what the pape
 
 
 def fact(text: str, *fields: str, why: str = "") -> Item:
-    """A sentence, and the fields of the statement that it comes from."""
+    """Make an item of a sentence and the statement's fields that it comes from."""
     return Item(f"{one_line(text)} ({', '.join(f'`{field}`' for field in fields)})", one_line(why))
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and control characters: names in a run directory may be a stranger's."""
+    """Remove line breaks and control characters, since names in a run directory may come from a stranger."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -67,7 +67,7 @@ def opening(statement: Statement) -> TextSection:
 
 
 def heading(name: str, statement: Statement) -> str:
-    """The title of a page: its name, the method, and whether anything is proven."""
+    """Return the title of a page: its name, the method, and whether anything is proven."""
     return f"{name}: {one_line(statement.method)} ({variant_of(statement)})"
 
 
@@ -89,7 +89,7 @@ def asked(statement: Statement, *names: str) -> list[Item]:
 
 
 def numbers(statement: Statement) -> list[Item]:
-    """Claimed and proven epsilon of each view, each with unit, adjacency, view and delta; caps by client."""
+    """Return claimed and proven epsilon of each view, each with unit, adjacency, view and delta; and caps by client."""
     found = []
     for i, of_view in enumerate(statement.views):
         proven, seen, claim = of_view.proven, of_view.seen_count, of_view.claimed
@@ -176,7 +176,7 @@ class Remaining:
         self._left = list(items)
 
     def take(self, *words: str) -> list[Item]:
-        """The facts that hold one of these words, each handed out once; without words all that are left."""
+        """Return the remaining facts that contain one of these words, or all of them; each fact is returned once."""
         found = [item for item in self._left if not words or any(word in item.text for word in words)]
         self._left = [item for item in self._left if item not in found]
         return found
@@ -206,11 +206,11 @@ class RunFigures:
         return [*found, fact(f"{self.rounds} rounds finished{ended}", "summary.json: rounds", "summary.json: ended")]
 
     def evaluation(self) -> list[Item]:
-        """The figures of the last evaluation; private figures are never among them."""
+        """Return the public figures of the last evaluation."""
         return [fact(f"{name}: {number(value)}", f"summary.json: final.{name}") for name, value in self.metrics.items()]
 
     def checking(self) -> list[Item]:
-        """The digest under which everybody can check the run."""
+        """Return the digest by which anybody can check the run."""
         if not self.closing:
             return [fact("the ledger is not closed: the run has no closing digest", "ledger.sqlite: closing")]
         text = f"closing digest {self.closing}, to be checked by `fedveil verify RUN --pin DIGEST`"
@@ -218,13 +218,13 @@ class RunFigures:
 
 
 def read_run_figures(run: Path, closing: str) -> RunFigures:
-    """The public figures of a run directory; nothing of its private folder is read.
+    """Read the public figures of a run directory, never those of its private folder.
 
     Args:
         closing: the digest that verification found at the end of the ledger, or an empty string.
 
     Raises:
-        ConfigError: a file of it is damaged.
+        ConfigError: one of its files is damaged.
     """
     summary, card = (_json(run / name) for name in ("summary.json", "data.json"))
     final = summary.get("final", {})
@@ -297,13 +297,13 @@ _AUTHORS = (
 
 
 def header(s: Statement) -> str:
-    """The YAML header; every value is a plain word."""
+    """Return the YAML header; every value is a plain word."""
     tags = sorted({"federated-learning", s.method, *([] if why_not_alone(s) else ["differential-privacy"])})
     return "\n".join(["---", "library_name: fedveil", "tags:", *(f"- {one_line(tag)}" for tag in tags), "---"])
 
 
 def model_card(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """The sections of the card."""
+    """Return the sections of the card."""
     training = [*asked(s, "run", "noise multiplier"), *(run.training() if run else ())]
     yield TextSection("Training", items=tuple(training))
     if run is not None:
@@ -375,7 +375,7 @@ CURATORS = (
 
 
 def registry_entry(s: Statement, run: RunFigures | None) -> str:
-    """The entry as JSON, which is YAML as well; keys are sorted."""
+    """Return the entry as JSON, which is YAML as well; keys are sorted."""
     return json.dumps({"deployment": _deployment(s, run)}, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -411,7 +411,7 @@ def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
 
 
 def _privacy_loss(s: Statement) -> dict[str, Any]:
-    """Unit and parameters of the promised view; what may not be quoted alone is not among the parameters."""
+    """Return unit and parameters of the promised view, without numbers that may not be quoted alone."""
     where, withheld = f"views[{VIEWS.index(s.scope.view)}].proven", why_not_alone(s)
     parameters = {"epsilon": s.proven.epsilon, "delta": s.delta}
     names = ", ".join(f"{name} (`{where}.{name}`)" for name in parameters)
@@ -438,7 +438,7 @@ Institution = Literal["nist", "registry", "dpia", "model-card"]
 
 
 def for_institution(statement: Statement, institution: Institution, run: RunFigures | None = None) -> str:
-    """The statement as one institution asks for it, with the figures of a run if there are any; same input, same bytes."""
+    """Return the statement as one institution asks for it, with the figures of a run if there are any; deterministic."""
     if institution == "registry":
         return registry_entry(statement, run)
     title, sections = _PAGES[institution]

@@ -158,13 +158,13 @@ class Statement:
         return next((numbers.claimed for numbers in self.views if numbers.claimed), None)
 
     def with_audits(self, audits: Iterable[Audit]) -> Statement:
-        """The same statement with these audits added to the views they speak of."""
+        """Return the statement with these audits added to their views."""
         added = tuple(audits)
         views = tuple(replace(v, audits=(*v.audits, *(a for a in added if a.scope.view is v.view))) for v in self.views)
         return replace(self, views=views)
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """Every claimed or proven number that an audit of the same or a weaker adversary exceeds, most exceeded audit first."""
+        """Return each claimed or proven number that an audit of the same or a weaker adversary exceeds, largest audit first."""
         audits = sorted((a for v in self.views for a in v.audits), key=lambda a: (not a.rigorous, -a.epsilon))
         found = []
         for numbers in self.views:
@@ -178,7 +178,7 @@ class Statement:
         return tuple(found)
 
     def contradiction(self, view: View, number: Literal["claimed", "proven"]) -> Contradiction | None:
-        """The contradiction of one number of one view, if there is one."""
+        """Return the contradiction of one number of one view, or None."""
         found = (c for c in self.contradictions() if c.number == number and c.against.scope.view is view)
         return next(found, None)
 

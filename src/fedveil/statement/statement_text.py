@@ -115,7 +115,7 @@ def _refuted(statement: Statement) -> str:
 
 
 def verdict_in_words(learnability: Learnability) -> str:
-    """The verdict of the run's own view in a sentence."""
+    """Return the verdict of the run's own view in a sentence."""
     level = learnability.level(learnability.scope.view)
     if level.ratio is None:
         return level.note
@@ -147,13 +147,13 @@ def gathered_in_words(learnability: Learnability) -> str:
 
 
 def kind_line(statement: Statement) -> str:
-    """Delta, unit and adjacency in one line."""
+    """Return delta, unit and adjacency in one line."""
     scope = statement.scope
     return f"delta = {small(statement.delta)}, {scope.unit} level, {scope.adjacency.replace('_', '-')}"
 
 
 def scope_line(statement: Statement) -> str:
-    """Unit, adjacency, view and delta in one line."""
+    """Return unit, adjacency, view and delta in one line."""
     return f"delta = {small(statement.delta)}, {statement.scope}"
 
 
@@ -179,7 +179,7 @@ def method_in_words(statement: Statement) -> str:
 
 
 def run_line(statement: Statement) -> str:
-    """Clients, sampling, rounds and dimension in one line."""
+    """Return clients, sampling, rounds and dimension in one line."""
     s = statement
     return (
         f"{count(s.cohort)} of {count(s.clients)} clients per round ({s.sampling} sampling), {count(s.rounds)} rounds, "
@@ -326,22 +326,22 @@ def _groups(statement: Statement) -> TextSection:
 
 
 def if_seen(numbers: ViewNumbers) -> str:
-    """The epsilon for those who see how many took part, where that matters."""
+    """Return epsilon against an adversary who sees how many took part, or an empty string if that changes nothing."""
     return "" if numbers.seen_count is None else f"{SECRET_COUNT} {at_most(numbers.seen_count)}"
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:
-    """REFUTED before IN DOUBT."""
+    """Return the contradiction's label; REFUTED wins over IN DOUBT."""
     return max((c.label for s in statements if (c := s.contradiction(view, name))), default="")
 
 
 def claimed_cell(statement: Statement, claim: Claim | None) -> str:
-    """The claimed epsilon and its source, with unit, adjacency and delta where they differ from the statement's."""
+    """Return the claimed epsilon and its source, with unit, adjacency and delta if they differ from the statement's."""
     return "-" if claim is None else f"{number(claim.epsilon)}{_apart(statement, claim)} ({claim.source})"
 
 
 def audited_cell(statement: Statement, audit: Audit | None) -> str:
-    """The audited epsilon, its test and confidence."""
+    """Return the audited epsilon, its test and confidence."""
     if audit is None:
         return "-"
     kind = "at least" if audit.rigorous else "estimated"

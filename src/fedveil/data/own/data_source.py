@@ -100,7 +100,7 @@ class DataSource(OwnCard):
         return replace(self.shapes(name), train_size=self.train_examples, users=self.clients or 0)
 
     def read(self, name: str) -> Dataset:
-        """The data.
+        """Read the data.
 
         Raises:
             ConfigError: the configuration lacks numbers or says others. DataError: as `of_table` and `of_arrays`.

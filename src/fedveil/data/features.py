@@ -329,8 +329,8 @@ class FeatureMap:
         alone = np.concatenate([self._features(one[None]) for one in x])
         if not np.allclose(self._features(x), alone, rtol=0, atol=_ROUNDING):
             raise ConfigError(
-                f"data.features = {self.name!r} makes other features of {len(x)} test examples together than of each by itself, "
-                f"and so mixes those of several clients: leave out what it computes over examples, such as their mean"
+                f"data.features = {self.name!r} computes different features for {len(x)} test examples together than for each "
+                f"alone, so it mixes examples of several clients: remove computations over examples, such as their mean"
             )
 
     def _features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -98,7 +98,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
         )
     elif shared := int(np.isin(partition.checked(len(dataset.y_train)), public_part).sum()):
         raise ConfigError(
-            f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
+            f"the partition that you passed in gives clients {shared} of the {len(public_part)} examples that "
             f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "
             f"seed={seed}, fraction={section.public_fraction:g}{', users=data.users_train' * by_user})[1] gives of the "
             f"n = {len(dataset.y_train)} training examples"

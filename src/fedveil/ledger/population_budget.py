@@ -159,8 +159,8 @@ def lifetime_budget(
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
-            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts; "
-            f"where nothing was charged yet (fedveil budget show), stop what uses it and remove {path.name} and its -head"
+            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, since earlier charges count by them. "
+            f"If nothing was charged yet (fedveil budget show), stop all users of it and remove {path.name} and its -head"
         )
     return budget
 

@@ -96,7 +96,7 @@ def _problems(module: nn.Module) -> Iterator[str]:
         elif type(tensor.data) is not torch.Tensor or type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
             yield f"{name} is a {type(tensor).__name__}: parameters and buffers must be plain tensors"
         elif tensor.device.type != "cpu":
-            yield f"{name} is on {tensor.device}: hand the module over on the CPU; run.engine says where it trains"
+            yield f"{name} is on {tensor.device}: move the module to the CPU; run.engine decides where it trains"
         elif tensor.layout != torch.strided:
             yield f"{name} is {tensor.layout}: parameters and buffers must be dense"
         elif tensor.is_inference():

@@ -176,7 +176,7 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
     if ids.shape != (examples,):
         raise DataError(f"{what} has shape {ids.shape}: give one id for each of the {examples} examples")
     if ids.dtype.kind in "OUT" and (empty := int((ids == "").sum())):
-        raise DataError(f"{what} has {empty} empty id{'s' * (empty > 1)}: leave examples without one out, or name whose they are")
+        raise DataError(f"{what} has {empty} empty id{'s' * (empty > 1)}: leave these examples out, or name their clients")
     if ids.dtype.kind not in "iuUT":
         raise DataError(
             f"{what} is {ids.dtype}: give everybody an id that is an integer or text, and leave out examples without one"
@@ -213,7 +213,7 @@ def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
     if unlisted:
         raise DataError(
             f"{what} holds {unlisted} label{'s' * (unlisted > 1)} that classes does not list ({', '.join(map(str, labels))}): "
-            f"list all that there can be, or leave these examples out"
+            f"list all possible labels, or leave these examples out"
         )
     codes = np.array([number[reading(one)] for one in known.tolist()], np.int64)[where].reshape(y.shape)
     return Labelled(codes, Targets(y.shape[1:], "int64", card.class_names), len(labels), cast)

@@ -33,8 +33,8 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
     if len(fields) > (3 if isinstance(client, int) else 2):
         raise DataError(
             f"the items of the {type(dataset).__name__} have {len(fields)} parts, and (input, target"
-            f"{', client' if isinstance(client, int) else ''}) would be read: give client=2 where the third says whose example "
-            f"each is, or a dataset without the others"
+            f"{', client' if isinstance(client, int) else ''}) would be read: give client=2 if the third part names the client "
+            f"of each example, or a dataset without the other parts"
         )
     if isinstance(client, int):
         if not 2 <= client < len(fields):

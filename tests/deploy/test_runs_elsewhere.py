@@ -39,7 +39,7 @@ def test_a_run_over_several_machines_is_audited_and_its_configuration_attacked(t
     three = {"data": {"partition": {"kind": "iid", "clients": 3}}, "training": {"clients_per_round": 3, "rounds": 1}}
     machines = Machines(tmp_path / "clients", {number: consent(number) for number in range(3)})
     served(config({"name": "dp-fedavg"}, "server", **three), tmp_path / "run", machines)
-    said = rf"^{tmp_path}/run is a run over several machines: .* give {tmp_path}/run/config.toml if this machine has the data"
+    said = rf"^{tmp_path}/run is a run over several machines, .* give {tmp_path}/run/config.toml if this machine has the data"
     with pytest.raises(ConfigError, match=said):
         attack(tmp_path / "run", "labels")
     with pytest.raises(ConfigError, match=said):

@@ -165,14 +165,14 @@ def _cells(side: int) -> Pictures:
     return found
 
 
-COUNT = 10_000
+_COUNT = 10_000
 """Number of pictures that are drawn."""
 _SEED = 20_260
 _MOST = 12
 _BRIGHT_GROUND = 0.3
 
 
-def random_shapes(shape: tuple[int, int, int], count: int = COUNT) -> NDArray[np.float32]:
+def random_shapes(shape: tuple[int, int, int], count: int = _COUNT) -> NDArray[np.float32]:
     """Return pictures of random shapes, the same each time, float32 [count, *shape] from 0 to 1.
 
     Up to eleven shapes overlap near the middle. Their sides are spread evenly on a logarithmic scale, from one pixel to nearly

@@ -24,18 +24,18 @@ Generator = np.random.Generator
 def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal examples out uniformly at random."""
     owner = np.full(len(labels), -1, dtype=np.int64)
-    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    sizes = _equal_sizes(len(labels), options.clients, options.examples_per_client)
     owner[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(np.arange(options.clients), sizes)
     return owner, {}
 
 
 def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal each label out in Dirichlet proportions."""
-    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    _need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     totals = np.bincount(labels)
     tries = options.max_tries if options.too_small == "resample" else 1
     for _ in range(tries):
-        counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+        counts = _dirichlet_counts(totals, options.clients, options.alpha, rng)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= options.min_size:
             return owners(labels, counts, rng), {}
@@ -45,22 +45,22 @@ def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generat
             f"{options.min_size} examples (the smallest client of the last draw has {smallest}); take a larger alpha, fewer "
             "clients, a smaller min_size (0 allows clients without data), or too_small = 'top-up'"
         )
-    return top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
+    return _top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
 
 
 def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal out shards of examples sorted by label."""
     pieces = options.clients * options.per_client
-    need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
+    _need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
     by_label = rng.permutation(len(labels))
     by_label = by_label[np.argsort(labels[by_label], kind="stable")]
-    shard = np.repeat(np.arange(pieces), equal_sizes(len(labels), pieces, None))
+    shard = np.repeat(np.arange(pieces), _equal_sizes(len(labels), pieces, None))
     owner = np.empty(len(labels), dtype=np.int64)
     owner[by_label] = rng.permutation(pieces)[shard] // options.per_client
     return owner, {}
 
 
-def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+def _label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Give each client the same number of labels."""
     held = np.unique(labels)
     if options.labels_per_client > len(held):
@@ -70,12 +70,12 @@ def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Gene
             f"label-count: {options.clients} clients with {options.labels_per_client} labels each cannot hold all "
             f"{len(held)} labels; take more clients or more labels for each"
         )
-    holds = balanced_choice(options.clients, len(held), options.labels_per_client, rng)
+    holds = _balanced_choice(options.clients, len(held), options.labels_per_client, rng)
     counts = np.zeros((int(held[-1]) + 1, options.clients), dtype=np.int64)
     for label, holders in zip(held, holds.T, strict=True):
         total = int((labels == label).sum())
-        need_enough(total, int(holders.sum()), f"{int(holders.sum())} clients that hold label {label}")
-        counts[label, holders] = equal_sizes(total, int(holders.sum()), None)
+        _need_enough(total, int(holders.sum()), f"{int(holders.sum())} clients that hold label {label}")
+        counts[label, holders] = _equal_sizes(total, int(holders.sum()), None)
     return owners(labels, counts, rng), {}
 
 
@@ -93,21 +93,21 @@ def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> O
     return rank[who], {"users": ids[chosen]}
 
 
-def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
+def _equal_sizes(total: int, clients: int, each: int | None) -> Ints:
     """Return `each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
-    need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
+    _need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
     if each is not None:
         return np.full(clients, each, dtype=np.int64)
     return np.diff(np.arange(clients + 1, dtype=np.int64) * total // clients)
 
 
-def need_enough(available: int, wanted: int, what: str) -> None:
+def _need_enough(available: int, wanted: int, what: str) -> None:
     """Raise ConfigError if more examples are requested than exist."""
     if wanted > available:
         raise ConfigError(f"{what} need {wanted} examples; there are {available}")
 
 
-def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
+def _dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
     """Return counts of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(totals))
     cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
@@ -128,7 +128,7 @@ def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
     return owner
 
 
-def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
+def _balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
     """Return a mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
 
     Each client takes those least taken so far, with random ties. start: how often each choice is already taken.
@@ -142,7 +142,7 @@ def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start
     return mask
 
 
-def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, barred: tuple[int, int] | None = None) -> Ints:
+def _top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, barred: tuple[int, int] | None = None) -> Ints:
     """Move random examples from clients above `least` to clients below it, the largest first.
 
     barred: (client, label): this client is never given this label.
@@ -171,11 +171,11 @@ def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, 
 def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal out IID examples of equal sizes; the curious client gets only public labels."""
     extras = _checked(options, labels)
-    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    sizes = _equal_sizes(len(labels), options.clients, options.examples_per_client)
     own = int(sizes[options.curious])
     shuffled = rng.permutation(len(labels))
     public = shuffled[labels[shuffled] != options.private_label]
-    need_enough(len(public), own, "the curious client's share of the public labels")
+    _need_enough(len(public), own, "the curious client's share of the public labels")
     owner = np.full(len(labels), -1, dtype=np.int64)
     owner[public[:own]] = options.curious
     rest = rng.permutation(np.flatnonzero(owner < 0))
@@ -185,7 +185,7 @@ def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generat
     return owner, extras
 
 
-def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+def _ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal examples out by Distribution I."""
     extras = _checked(options, labels)
     totals = np.bincount(labels)
@@ -194,7 +194,7 @@ def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> O
     if options.labels_per_client - 1 > len(public):
         raise ConfigError(f"ladp-1: labels_per_client = {options.labels_per_client}, but only {len(public)} labels are public")
     share = options.private_share if options.private_share is not None else float(totals[options.private_label] / totals.sum())
-    holds = balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
+    holds = _balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
     size = _size(options, holds, public, share, totals)
     return owners(labels, _ladp1_counts(options, holds, public, share, size, len(totals)), rng), extras
 
@@ -235,17 +235,17 @@ def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share:
     return counts
 
 
-def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+def _ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Deal examples out by Distribution II."""
     extras = _checked(options, labels)
-    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    _need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     private, totals = options.private_label, np.bincount(labels)
-    counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+    counts = _dirichlet_counts(totals, options.clients, options.alpha, rng)
     alpha = options.alpha if options.private_alpha is None else options.private_alpha
-    others = dirichlet_counts(totals[[private]], options.clients - 1, alpha, rng)[0]
+    others = _dirichlet_counts(totals[[private]], options.clients - 1, alpha, rng)[0]
     counts[private] = np.insert(others, options.curious, 0)
     owner = owners(labels, counts, rng)
-    return top_up(owner, labels, options.clients, options.min_size, rng, barred=(options.curious, private)), extras
+    return _top_up(owner, labels, options.clients, options.min_size, rng, barred=(options.curious, private)), extras
 
 
 def _checked(options: Isolation | Ladp1 | Ladp2, labels: Ints) -> dict[str, Any]:
@@ -263,11 +263,11 @@ _KINDS: dict[str, Callable[..., Owners]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
-    "label-count": label_count,
+    "label-count": _label_count,
     "users": users,
     "private-label-isolation": isolation,
-    "ladp-1": ladp1,
-    "ladp-2": ladp2,
+    "ladp-1": _ladp1,
+    "ladp-2": _ladp2,
 }
 
 

@@ -79,7 +79,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
     if dataset is None:
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
-    refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
+    _refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := spec.features) is not None:
         dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
@@ -113,7 +113,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
-def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
+def _refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
     """Refuse a split in which one record's time decides on what others are trained: neighbouring data would differ in more.
 
     If records are protected, a share of the latest records compares their times. If clients are made by dividing the training

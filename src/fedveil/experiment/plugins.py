@@ -36,7 +36,7 @@ def _register_data(info: Info) -> Callable[[Any], Any]:
     return register(info)
 
 
-REGISTRARS: dict[type, Callable[[Any], Any]] = {
+_REGISTRARS: dict[type, Callable[[Any], Any]] = {
     MethodConfig: method_registry.register,
     Task: register_task,
     Info: _register_data,
@@ -54,9 +54,9 @@ def register(thing: Any) -> Any:
         ConfigError: nothing that can be registered; a part is missing; another has the name.
     """
     for base in thing.__mro__ if isinstance(thing, type) else type(thing).__mro__:
-        if base in REGISTRARS:
-            return REGISTRARS[base](thing)
-    kinds = ", ".join(kind.__name__ for kind in REGISTRARS)
+        if base in _REGISTRARS:
+            return _REGISTRARS[base](thing)
+    kinds = ", ".join(kind.__name__ for kind in _REGISTRARS)
     raise ConfigError(f"{thing!r} cannot be registered: derive it from, or give, one of {kinds}")
 
 

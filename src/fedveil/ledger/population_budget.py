@@ -238,7 +238,7 @@ def spending(budget: PopulationBudget) -> Spending:
     with Ledger.open(budget.path) as ledger:
         for row in ledger.entries():
             run = row[2].run
-            project = projects.setdefault(project_of(run), _Count(empty.unspent()))
+            project = projects.setdefault(_project_of(run), _Count(empty.unspent()))
             for count in (every, project):
                 count.budgets.replay([row])
                 count.runs.add(run)
@@ -261,7 +261,7 @@ def spending(budget: PopulationBudget) -> Spending:
     )
 
 
-def project_of(run: str) -> str:
+def _project_of(run: str) -> str:
     """Return the project in a run's name `project/id`, or the whole name if it has no project."""
     return run.rpartition("/")[0] or run
 

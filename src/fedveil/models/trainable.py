@@ -130,7 +130,7 @@ def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
     """
     check_module(module)
     if parts.weights is not None:
-        load_weights(module, parts)
+        _load_weights(module, parts)
     if parts.lora is not None:
         insert_adapters(module, parts.lora, seed)
     if parts.trainable is not None:
@@ -147,7 +147,7 @@ def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
     training_mode(module)
 
 
-def load_weights(module: nn.Module, parts: Parts) -> None:
+def _load_weights(module: nn.Module, parts: Parts) -> None:
     """Set parameters and buffers from the file `parts.weights`.
 
     Names must be those of the module; a parameter that `parts.trainable` matches may be absent and keeps its value.

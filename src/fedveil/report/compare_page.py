@@ -132,11 +132,11 @@ def write_page(
         runs: the report of the runs, to link to. checked: what is found by verifying them.
     """
     more = {"runs": runs.name if runs is not None else None, "verification": outcome_values(checked or {})}
-    write_text(path, render("compare.js", page_values(found) | more))
+    write_text(path, render("compare.js", _page_values(found) | more))
     return path
 
 
-def page_values(found: Comparison) -> dict[str, Any]:
+def _page_values(found: Comparison) -> dict[str, Any]:
     """Return everything that the page shows, as values for strict JSON."""
     blocks = {guarantee(*block, found.by): [r for r in rows if r.values] for block, rows in found.blocks.items()}
     seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
@@ -300,8 +300,8 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     if not found.column.public:
         folder.chmod(0o700)  # every table here shows figures of private data
     write_config(folder / "base.toml", found.config.resolved())
-    write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
-    write_table(folder / "cells.csv", cell_values(found, checked))
+    write_table(folder / "compare.csv", [_row_values(row) for row in found.rows])
+    write_table(folder / "cells.csv", _cell_values(found, checked))
     write_json(folder / "compare.json", values(found, checked))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
@@ -315,7 +315,7 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     return {"page": page, "markdown": folder / "compare.md", "latex": folder / "compare.tex", **paths}
 
 
-def row_values(row: Row) -> dict[str, Any]:
+def _row_values(row: Row) -> dict[str, Any]:
     """Return one row as plain values; unknown values are None."""
     claim = row.statement.claimed if row.statement else None
     proof = row.statement.proven if row.statement else None
@@ -349,7 +349,7 @@ def row_values(row: Row) -> dict[str, Any]:
     }
 
 
-def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
+def _cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
     """Return one line per run: the sample itself."""
     return [
         {
@@ -379,8 +379,8 @@ def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str,
         "seeds": list(found.seeds),
         "notes": found.sentences,
         "assumptions": [asdict(item) for item in found.assumptions.items],
-        "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
-        "cells": cell_values(found, checked),
+        "rows": [_row_values(row) | {"problems": list(row.problems)} for row in found.rows],
+        "cells": _cell_values(found, checked),
     }
 
 

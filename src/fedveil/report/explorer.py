@@ -21,12 +21,12 @@ from fedveil.report.web_page import render, write_html
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
-DP_FEDAVG = {
+_DP_FEDAVG = {
     "title": "DP-FedAvg",
     "source": "McMahan et al. 2018",
     "about": "Clip each update as a whole, add Gaussian noise, average. Its accounting is a proof; nothing else is claimed.",
 }
-DP_SGD = {
+_DP_SGD = {
     "title": "Silo DP-SGD",
     "source": "Abadi et al. 2016",
     "about": "Each example's gradient is clipped and every local step is noised: "
@@ -35,9 +35,9 @@ DP_SGD = {
 }
 
 
-PLAIN = ("dp-fedavg", "silo-dp-sgd")
+_PLAIN = ("dp-fedavg", "silo-dp-sgd")
 """The methods that the page offers at once; the others are behind a choice."""
-FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
+_FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
 """For each place of the noise, the method whose releases the page computes."""
 
 
@@ -51,10 +51,10 @@ def explorer_values() -> dict[str, Any]:
 def explorer_methods() -> dict[str, dict[str, Any]]:
     """Return, by name, the methods whose releases the page can compute: description, place of the noise, claim and limits."""
     files = registered_files("notes/*.toml")
-    notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
+    notes = {"dp-fedavg": _DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
     described = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
     methods = {name: values for name, values in described.items() if values} | {"silo-dp-sgd": _silo()}
-    return {name: {**values, "expert": name not in PLAIN} for name, values in methods.items()}
+    return {name: {**values, "expert": name not in _PLAIN} for name, values in methods.items()}
 
 
 def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
     try:
         method = method_from({"name": name})
         costs = _costs(method)
-        noise = next((form for form, known in FORMS.items() if costs == _costs(method_from({"name": known}))), None)
+        noise = next((form for form, known in _FORMS.items() if costs == _costs(method_from({"name": known}))), None)
         if noise is None or _unequal_rounds(method):
             return None
         server = _reason(method.releases(_setting(noise_multiplier=1.0), View.SERVER))
@@ -99,7 +99,7 @@ def _published(method: Method) -> tuple[Claim | None, str | None]:
 def _silo() -> dict[str, Any]:
     """Return the values for DP-SGD inside each client, as DP-FedAvg counts it."""
     events = method_from({"name": "dp-fedavg"}).releases(_setting(noise_multiplier=1.0, example_clip=1.0), View.FINAL)
-    return _values(DP_SGD, "steps", _reason(events), None, None)
+    return _values(_DP_SGD, "steps", _reason(events), None, None)
 
 
 def _values(notes: dict[str, Any], noise: str, reason: str | None, claim: Claim | None, unbounded: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OVERVIEW = ("loss", "update", "noise", "clip", "participants")
 """`noise`, `clip` and every other column of layers.csv are drawn by layer."""
-MOST_LAYERS = 12
+_MOST_LAYERS = 12
 Points = list[tuple[float, float]]
 
 
@@ -134,7 +134,7 @@ def _fewer(lines: dict[str, Points], of: str) -> dict[str, Points]:
     if len(merged) == 1 and len(lines) > 1:
         return {f"all {len(lines)} {of}": list(next(iter(merged)))}
     named = {names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more": list(p) for p, names in merged.items()}
-    if len(named) <= MOST_LAYERS:
+    if len(named) <= _MOST_LAYERS:
         return named
     order = sorted(named, key=lambda name: named[name][-1][1])
     kept = {"least": order[0], "median": order[len(order) // 2], "largest": order[-1]}
@@ -159,7 +159,7 @@ def _draw(axis: Axes, panel: Panel, colours: Sequence[str] = COLOURS) -> None:
     quiet(axis)
 
 
-SINGLE = 60
+_SINGLE = 60
 COLUMNS = 250
 Ints = NDArray[np.int64]
 
@@ -198,7 +198,7 @@ def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: Cli
     counts = partition.label_counts(labels, len(names))
     held = np.zeros(len(partition), dtype=np.int64) if test is None else test.sizes
     order = np.arange(len(partition))
-    if len(partition) > SINGLE:
+    if len(partition) > _SINGLE:
         shares = _shares(counts)
         top = shares.argmax(axis=1)
         order = np.lexsort((-shares.max(axis=1), top, counts.sum(axis=1) == 0))
@@ -211,7 +211,7 @@ def _shares(counts: Ints) -> NDArray[np.float64]:
 
 def _figure(partition: Partition, table: Table) -> Figure:
     clients, labels = table.counts.shape
-    many = clients > SINGLE
+    many = clients > _SINGLE
     width = 11.0 if many else float(np.clip(4.2 + 0.2 * clients, 6.5, 15.5))
     height = float(np.clip(2.8 + 0.27 * labels, 4.6, 11.0))
     figure = blank(width, height)
@@ -265,7 +265,7 @@ def _edges(clients: int) -> Ints:
 def _sizes(axes: Axes, table: Table) -> None:
     train = table.counts.sum(axis=1)[table.order].astype(np.float64)
     test = table.test[table.order].astype(np.float64)
-    if len(train) > SINGLE:
+    if len(train) > _SINGLE:
         edges = _edges(len(train))
         train, test = (np.add.reduceat(part, edges[:-1]) / np.diff(edges) for part in (train, test))
         axes.stairs(train, edges, fill=True, color=BLUE, label="training")
@@ -299,7 +299,7 @@ def _axes(axes: Axes, table: Table) -> None:
     axes.set_yticks(np.arange(0, labels, step), [table.names[i] for i in range(0, labels, step)], fontsize=8)
     axes.set_ylim(labels - 0.4, -0.6)
     axes.set_ylabel("label", fontsize=9)
-    if clients > SINGLE:
+    if clients > _SINGLE:
         axes.set_xlabel("clients, ordered by most frequent label", fontsize=9)
     else:
         every = 1 if clients <= 25 else 5
@@ -311,7 +311,7 @@ def _axes(axes: Axes, table: Table) -> None:
 def _mark_curious(axes: Axes, above: Axes, partition: Partition, table: Table) -> None:
     if "curious" not in partition.extras:
         return
-    many = len(table.order) > SINGLE
+    many = len(table.order) > _SINGLE
     place = float(np.flatnonzero(table.order == int(partition.extras["curious"]))[0]) + (0.5 if many else 0.0)
     for beside in (place - 0.5, place + 0.5):
         for each in (axes, above):

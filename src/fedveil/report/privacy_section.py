@@ -192,7 +192,7 @@ SEES = {
     View.AGGREGATE: "sees every round's aggregate",
     View.FINAL: "sees the last model only",
 }
-UNBOUNDED = "no bound"
+_UNBOUNDED = "no bound"
 
 
 def privacy_values(runs: Sequence[RunData]) -> Values:
@@ -280,7 +280,7 @@ def _not_protected(s: Statement) -> Values | None:
 def _claimed(claim: Claim | None) -> Values | None:
     if claim is None:
         return None
-    value = epsilon(claim.epsilon, UNBOUNDED, number)
+    value = epsilon(claim.epsilon, _UNBOUNDED, number)
     return card_of("Claimed ε", value, claim.epsilon, f"delta = {small(claim.delta)}, {claim.scope}", claim.source)
 
 
@@ -300,14 +300,14 @@ def capital(text: str) -> str:
 
 def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
     """Return the table of views, with what each of them sees."""
-    table = numbers_table(s, among, UNBOUNDED)
+    table = numbers_table(s, among, _UNBOUNDED)
     rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
     first, *others = table.headings
     return replace(table, headings=(first, "who", *others), rows=tuple(rows))
 
 
 def _epsilon(value: float) -> str:
-    return epsilon(value, UNBOUNDED)
+    return epsilon(value, _UNBOUNDED)
 
 
 def spent_values(

@@ -25,10 +25,10 @@ from fedveil.verify import Verification
 
 Values = dict[str, Any]
 NOISE = {"Expected noise, added up over the rounds": ("cumulative_noise_norm",)}
-COST = ("participants", "failed", "uplink_bytes", "seconds")
+_COST = ("participants", "failed", "uplink_bytes", "seconds")
 
 
-def column_values(runs: Sequence[RunData]) -> Values:
+def _column_values(runs: Sequence[RunData]) -> Values:
     """Return the descriptions of the columns of runs of one configuration: those per round, and those by layer."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     layered = dict.fromkeys(name for row in runs[0].layers[:1] for name in row if name not in ("round", "layer"))
@@ -44,7 +44,7 @@ def chart_values(groups: Sequence[Values]) -> Values:
     """Return the charts of each section, from the columns of the page's groups of runs, and the note on private figures."""
     charts = {title: columns for g in groups for title, columns in g["charts"].items()}
     drawn = [name for columns in charts.values() for name in columns]
-    shown = (*drawn, *COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
+    shown = (*drawn, *_COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
     own = dict.fromkeys(name for g in groups for name in g["columns"] if name not in shown)
     if len(groups) == 1:
         training = [_chart(groups, names, title) for title, names in charts.items()]
@@ -53,7 +53,7 @@ def chart_values(groups: Sequence[Values]) -> Values:
     return {
         "training": [chart for chart in training if chart["series"]],
         "method": [chart for name in own for chart in _apart(groups, name)],
-        "cost": [chart for name in COST for chart in _apart(groups, name)],
+        "cost": [chart for name in _COST for chart in _apart(groups, name)],
         "private": _private(groups),
     }
 
@@ -152,7 +152,7 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [] if isinstance(value, list) or value is None else [(prefix or "value", value)]
 
 
-PICTURE_BYTES = 2_500_000
+_PICTURE_BYTES = 2_500_000
 """Pictures beyond this total are named, not shown, so that the page stays small."""
 COLUMNS = 240
 """The partition plot has so many columns at most; neighbours are averaged above that."""
@@ -170,7 +170,7 @@ def page_values(
     """
     groups = grouped(runs)
     names = group_names(groups)
-    room = [PICTURE_BYTES]
+    room = [_PICTURE_BYTES]
     shown = [_group(name, group, room, progress, checked) for name, group in zip(names, groups, strict=True)]
     promises = list(dict.fromkeys(g["scope"] for g in shown))
     shown.sort(key=lambda g: (promises.index(g["scope"]), g["proven_value"] is None, g["proven_value"] or 0.0, _rank(g)))
@@ -235,7 +235,7 @@ def _group(
         "curves": {c: v for c, v in curves.items() if c not in level},
         "constant": {c: last(first.history, c) for c in level},
         "layers": layers(runs),
-        **column_values(runs),
+        **_column_values(runs),
         "spent": spent_values(runs, progress, checked),
         "clients": _clients(runs),
         "partition": _partition(first.partition),

@@ -87,7 +87,7 @@ def _described(columns: Columns) -> str:
     return "\n".join(["| name | what | unit | better | |", "| --- | --- | --- | --- | --- |", *rows])
 
 
-ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
+_ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
 
 
 class Mlflow:
@@ -128,7 +128,7 @@ class Mlflow:
                 from fedveil.report.report import write_report
 
                 write_report([self._begun.path])
-            for name in (*ARTIFACTS, *TABLES, DECLARED, *(f"{PRIVATE}/{table}" for table in TABLES)):
+            for name in (*_ARTIFACTS, *TABLES, DECLARED, *(f"{PRIVATE}/{table}" for table in TABLES)):
                 if (self._begun.path / name).is_file():
                     folder = PRIVATE if name.startswith(PRIVATE) else None
                     self._client.log_artifact(self._run, str(self._begun.path / name), folder)

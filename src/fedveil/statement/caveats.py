@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fedveil.tasks.task import Task
 
 
-MATTERS = 1.01
+_MATTERS = 1.01
 """Epsilons are quoted side by side where they differ by this factor."""
 
 _RECORDS = (2, 10)
@@ -66,10 +66,10 @@ def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, m
     if not any(map(is_amplified, seen)):
         return None
     found, _ = bound(seen, s.delta, adjacency=neighbouring_pair(s.scope, per_example=False))
-    return found if found > MATTERS * epsilon else None
+    return found if found > _MATTERS * epsilon else None
 
 
-def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
+def _sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
     """Return remarks on the run's own view, whose releases are `events`; they do not change what is proven.
 
     Args:
@@ -96,7 +96,7 @@ def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
     sampled = [FixedSampleGaussian(s.clients, s.cohort, 1 / event.mu, event.count) for event in rounds]
     pair = neighbouring_pair(s.scope, per_example=False)
     full, secret = (bound(e, s.delta, adjacency=pair)[0] for e in (rounds, sampled))
-    if secret * MATTERS > full:
+    if secret * _MATTERS > full:
         return ""
     return (
         f"{s.cohort} of {s.clients} clients are drawn afresh in each round: against whoever sees the sums and never learns who "
@@ -122,7 +122,7 @@ def _several_records(s: Setting, events: Sequence[Event]) -> str:
     )
 
 
-def selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
+def _selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
     """Describe how the run was chosen, with the epsilon of one run and of all runs; `events` are the releases of one run."""
     if s.selection is None:
         return []
@@ -149,7 +149,7 @@ def selection_note(method: Method, s: Setting, proven: float, events: Sequence[E
     ]
 
 
-def selection_assumptions(s: Setting) -> list[Assumption]:
+def _selection_assumptions(s: Setting) -> list[Assumption]:
     """Return the assumptions behind the bound of a search."""
     if s.selection is None:
         return []
@@ -226,7 +226,7 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
         )
 
 
-def evaluation_note(s: Setting) -> list[str]:
+def _evaluation_note(s: Setting) -> list[str]:
     """Describe the counts released with each update, and their price."""
     if s.evaluation is None:
         return []
@@ -307,7 +307,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += [*_task(s.task), *selection_assumptions(s)]
+    found += [*_task(s.task), *_selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in assumptions_of(method, s)))
 
 
@@ -479,14 +479,14 @@ def warnings(
 
 
 def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *, memoryless: bool) -> tuple[str, ...]:
-    """Return notes on the numbers of the run's own view; `events` are its releases. memoryless: as in `sampling_notes`."""
+    """Return notes on the numbers of the run's own view; `events` are its releases. memoryless: as in `_sampling_notes`."""
     if math.isinf(proven.epsilon):
         return ()
-    found = selection_note(method, s, proven.epsilon, events)
+    found = _selection_note(method, s, proven.epsilon, events)
     found += [
-        *evaluation_note(s),
+        *_evaluation_note(s),
         *_averaged(s),
-        *sampling_notes(method, s, events, memoryless=memoryless),
+        *_sampling_notes(method, s, events, memoryless=memoryless),
         sampler_line(run_variation(method, s), proven.epsilon, s.delta),
     ]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:

@@ -174,7 +174,7 @@ def _markdown_cell(cell: TextCell) -> str:
     return f"{text} **{cell.badge}**" if cell.badge else text
 
 
-def to_html(statement: Statement) -> str:
+def _to_html(statement: Statement) -> str:
     """Return the whole statement as HTML without styles, as a notebook shows it."""
     head = f"<h3>Privacy statement: {html(statement.method)} ({html(variant_of(statement))})</h3>"
     return head + "".join(map(_html_section, statement_text(statement).values()))
@@ -209,7 +209,7 @@ class PrintedStatement(Statement):
         return text.getvalue().strip("\n")
 
     def _repr_html_(self) -> str:
-        return to_html(self)
+        return _to_html(self)
 
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}

@@ -17,9 +17,9 @@ from fedveil.data.own.frames import column_of, no_missing
 from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
-LONGEST_LINE = 2**24
+_LONGEST_LINE = 2**24
 """Longest line, in characters: a file without line breaks is not a table, and would be read into memory as a whole."""
-BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+_BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
 
 def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Any:
@@ -56,9 +56,9 @@ def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ())
 
 
 def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], Any]:
-    reader = READERS.get(file.suffix.lower())
+    reader = _READERS.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"{file}: a table ends in {', '.join(READERS)}: save it as one of them")
+        raise DataError(f"{file}: a table ends in {', '.join(_READERS)}: save it as one of them")
     if not file.is_file():
         lost = f"{file} is a link that leads to no file" if file.is_symlink() else f"there is no file {file}"
         raise DataError(f"{lost}: paths are relative to the configuration that names them")
@@ -67,8 +67,8 @@ def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], An
 
 def _lines(file: Path, errors: str) -> Iterator[str]:
     with open(file, newline="", encoding="utf-8-sig", errors=errors) as text:
-        while line := text.readline(LONGEST_LINE):
-            if len(line) == LONGEST_LINE or ("\0" in line and errors == "strict"):
+        while line := text.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE or ("\0" in line and errors == "strict"):
                 raise DataError(
                     f"{file} is no table in UTF-8: it holds {'zero bytes' if chr(0) in line else 'a line without an end'}, as a "
                     f"damaged file does, or one in UTF-16: save it as CSV in UTF-8"
@@ -114,8 +114,8 @@ def _parsed(cells: list[str], text: bool) -> Array:
     there = [value for value in values if value is not None]
     if not text and all(map(is_number, there)):
         return np.array([np.nan if value is None else _number(value) for value in values])
-    if not text and all(value in BOOLEANS for value in there):
-        values = [BOOLEANS.get(value) for value in values]
+    if not text and all(value in _BOOLEANS for value in there):
+        values = [_BOOLEANS.get(value) for value in values]
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
@@ -161,7 +161,7 @@ def _likely(name: str, header: list[str]) -> str:
     return nearest(name, header)
 
 
-READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
+_READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".parquet": _parquet,
@@ -169,7 +169,7 @@ READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
 """Readers by the suffix of the file's name."""
 
 
-ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _WITHOUT_LOSS = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "L": "RGB", "1": "RGB", "P": "RGB"}}
 """For each number of channels: mode of the file -> mode in which to read it."""
 
@@ -193,9 +193,9 @@ def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictu
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}: paths are relative to the configuration that names them")
-    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in ENDS and not file.is_dir())
+    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in _ENDS and not file.is_dir())
     if not files:
-        raise DataError(f"{root} holds no pictures: they end in {', '.join(ENDS)}")
+        raise DataError(f"{root} holds no pictures: they end in {', '.join(_ENDS)}")
     folders = [file.relative_to(root).parts[:-1] for file in files]
     for file, parts in zip(files, folders, strict=True):
         if len(parts) != len(levels):

@@ -180,9 +180,9 @@ def _numbers(there: list[Any]) -> Array:
         return np.full(len(there), np.inf)  # which is refused
 
 
-FEW, UNSCALED = 20, 10.0
+_FEW, _UNSCALED = 20, 10.0
 """Number of rows from which distinct whole numbers look like an id; distance from 0 from which a feature counts as unscaled."""
-LISTED = 12
+_LISTED = 12
 """Number of columns that a note about casts names one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
@@ -205,7 +205,7 @@ class FeatureLayout:
     std: tuple[float, ...]
 
 
-def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
+def _feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
     """Return the layout from the card alone, without any data.
 
     Raises:
@@ -241,7 +241,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
         DataError: columns that need further facts on the card; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
-    same_length(columns)
+    _same_length(columns)
     parts, problems = [], []
     for column in columns:
         try:
@@ -259,7 +259,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 
 
-def same_length(columns: Sequence[TableColumn]) -> None:
+def _same_length(columns: Sequence[TableColumn]) -> None:
     """Refuse columns of different lengths, and empty ones."""
     first = len(columns[0].values)
     if other := next((column for column in columns if len(column.values) != first), None):
@@ -300,7 +300,7 @@ def _values_of(column: TableColumn, card: TableCard) -> Array:
         )
     if column.name in card.categories:
         return _indicators(column, card.categories[column.name], fill)
-    if column.kind == "text" and (odd := odd_numbers(column)):
+    if column.kind == "text" and (odd := _odd_numbers(column)):
         raise DataError(
             f"column {column.name!r} {odd}them empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that "
             f"are names need categories={{{column.name!r}: [...]}}"
@@ -315,7 +315,7 @@ def _values_of(column: TableColumn, card: TableCard) -> Array:
     return as_float(values, f"column {column.name!r}")[:, None]
 
 
-def odd_numbers(column: TableColumn) -> str:
+def _odd_numbers(column: TableColumn) -> str:
     """Describe texts in a column of numbers that are not numbers, or are written in another format; empty if there are none."""
     texts = column.values[~column.absent].tolist()
     wrong = [text for text in texts if not is_number(text)]
@@ -350,7 +350,7 @@ def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
+    return ", ".join(names) if len(names) <= _LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
 
 
 def _missing(column: TableColumn) -> str:
@@ -405,7 +405,7 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     examples, casts = examples_of(table, card, features, rule)
     info = table_info(card, features, examples.labelled)
     text = rule_text(rule, card.client is not None) if own_test is None else OWN_TEST
-    names = feature_layout(card, features).names
+    names = _feature_layout(card, features).names
     origin = Origin(
         source, text, names, casts, card.categories, card.missing, examples.labelled.counted, indicators=card.indicators
     )
@@ -424,9 +424,9 @@ def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -
         values = column.values[~column.absent].astype(np.float64)
         center, spread = card.normalise.get(name, (0.0, 1.0))
         largest = float(np.abs((values - center) / spread).max(initial=0.0))
-        if len(values) >= FEW and (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
+        if len(values) >= _FEW and (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
             notes.append(f"the feature {name!r} is another whole number in each row, as an id is: leave it out of features")
-        elif largest > UNSCALED:
+        elif largest > _UNSCALED:
             notes.append(
                 f"the feature {name!r} is up to {largest:,.6g} from 0: give its public mean and standard deviation in "
                 f"normalise={{{name!r}: (..., ...)}}, since a network learns little from features on another scale"
@@ -436,7 +436,7 @@ def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -
 
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:
     """Return the public facts about a table; sizes are 0."""
-    layout = feature_layout(card, features)
+    layout = _feature_layout(card, features)
     shape = (len(layout.names),)
     info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
     return replace(info, target=labelled.target, counted=labelled.counted)
@@ -464,13 +464,13 @@ def examples_of(
 
 def _targets(table: Any, card: TableCard) -> Labelled:
     columns = [no_missing(column_of(table, name), "target") for name in card.targets]
-    same_length(columns)
+    _same_length(columns)
     for column in columns:
         if column.kind not in ("number", "text"):
             raise DataError(
                 f"column {column.name!r} (the target) holds {column.stored}: give numbers, or text with classes=[...]"
             )
-        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := odd_numbers(column)):
+        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := _odd_numbers(column)):
             raise DataError(f"column {column.name!r} (the target) {odd}these rows out; labels that are names need classes=[...]")
     if isinstance(card.target, str):
         return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")

@@ -13,7 +13,7 @@ from fedveil.data.own.cards import TableCard, canonical, checked_card, is_number
 from fedveil.data.own.frames import TableColumn, column_of, encode_column, encoded
 from fedveil.errors import DataError
 
-NAMED = 5
+_NAMED = 5
 """Number of rows that an error names."""
 
 
@@ -49,7 +49,7 @@ class TableEncoding:
             rows = sorted({row for column in columns for row in self._unusable(column)})
             if not rows:
                 raise
-            named = ", ".join(str(row + 1) for row in rows[:NAMED]) + f" and {len(rows) - NAMED} more" * (len(rows) > NAMED)
+            named = ", ".join(str(row + 1) for row in rows[:_NAMED]) + f" and {len(rows) - _NAMED} more" * (len(rows) > _NAMED)
             raise DataError(
                 f"row{'s' * (len(rows) > 1)} {named} (the first is 1) cannot be encoded, so there are no predictions: {problem}"
             ) from None

@@ -29,7 +29,7 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
         DataError, ConfigError: as `from_arrays`; or an iterable data set, items of other forms, or items that depend on others
         (see `items_by_themselves`).
     """
-    fields = items_of(dataset)
+    fields = _items_of(dataset)
     if len(fields) > (3 if isinstance(client, int) else 2):
         raise DataError(
             f"the items of the {type(dataset).__name__} have {len(fields)} parts, and (input, target"
@@ -43,11 +43,11 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
             )
         client = [str(one) for one in np.asarray(array_of(fields[client], "client")).tolist()]
     if hasattr(test, "__getitem__") and hasattr(test, "__len__") and not isinstance(test, dict | tuple | list):
-        test = items_of(test)[:2]
+        test = _items_of(test)[:2]
     return of_arrays((fields[0], fields[1]), client, test, public, f"torch: {type(dataset).__name__}")
 
 
-def items_of(dataset: Any) -> tuple[Any, ...]:
+def _items_of(dataset: Any) -> tuple[Any, ...]:
     """Return the parts of all items, stacked part by part.
 
     Raises:

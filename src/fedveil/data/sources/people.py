@@ -73,8 +73,8 @@ def _user(data: Any, name: str, info: Info) -> tuple[Array, Array]:
 
 
 HARBOX_FOLDER = "large_scale_HARBox"
-ACTIVITIES = ("Call", "Hop", "typing", "Walk", "Wave")
-TEST_SHARE = 0.2
+_ACTIVITIES = ("Call", "Hop", "typing", "Walk", "Wave")
+_TEST_SHARE = 0.2
 
 
 def read_harbox(directory: Path, info: Info) -> RawData | None:
@@ -88,11 +88,11 @@ def read_harbox(directory: Path, info: Info) -> RawData | None:
     train: list[tuple[Array, int, int]] = []
     test: list[tuple[Array, int, int]] = []
     for person in sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)):
-        for label, activity in enumerate(ACTIVITIES):
+        for label, activity in enumerate(_ACTIVITIES):
             path = person / f"{activity}_train.txt"
             if path.is_file():
                 windows = _windows(path, info)
-                kept = len(windows) - int(len(windows) * TEST_SHARE)
+                kept = len(windows) - int(len(windows) * _TEST_SHARE)
                 train.append((windows[:kept], label, int(person.name)))
                 test.append((windows[kept:], label, int(person.name)))
     if not train:
@@ -118,26 +118,26 @@ def _joined(parts: list[tuple[Array, int, int]]) -> tuple[Array, Array, Array]:
     return np.concatenate([windows for windows, _, _ in parts]), labels, people
 
 
-UCIHAR_FOLDER = "UCI HAR Dataset"
+_UCIHAR_FOLDER = "UCI HAR Dataset"
 UCIHAR_ZIP = "human+activity+recognition+using+smartphones.zip"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 
 
 def read_ucihar(directory: Path, info: Info) -> RawData | None:
     """Read the published zip, the zip inside it, or the unpacked folder."""
-    places = (directory / UCIHAR_FOLDER, directory)
+    places = (directory / _UCIHAR_FOLDER, directory)
     folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
     if folder is not None:
         return _both(partial(file_in, folder), info)
-    path = next((directory / name for name in (f"{UCIHAR_FOLDER}.zip", UCIHAR_ZIP) if (directory / name).is_file()), None)
+    path = next((directory / name for name in (f"{_UCIHAR_FOLDER}.zip", UCIHAR_ZIP) if (directory / name).is_file()), None)
     if path is None:
         return None
     try:
         with zipfile.ZipFile(path) as archive:
-            if f"{UCIHAR_FOLDER}.zip" not in archive.namelist():
-                return _both(lambda name: unpacked(archive, f"{UCIHAR_FOLDER}/{name}"), info)
-            with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{UCIHAR_FOLDER}.zip"))) as inner:
-                return _both(lambda name: unpacked(inner, f"{UCIHAR_FOLDER}/{name}"), info)
+            if f"{_UCIHAR_FOLDER}.zip" not in archive.namelist():
+                return _both(lambda name: unpacked(archive, f"{_UCIHAR_FOLDER}/{name}"), info)
+            with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{_UCIHAR_FOLDER}.zip"))) as inner:
+                return _both(lambda name: unpacked(inner, f"{_UCIHAR_FOLDER}/{name}"), info)
     except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 

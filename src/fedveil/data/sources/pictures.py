@@ -23,7 +23,7 @@ from fedveil.data.declared import Array, Format, Info, RawData
 from fedveil.data.sources.raw import MOST_BYTES, file_in, unpacked
 from fedveil.errors import DataError
 
-UBYTE = 0x08
+_UBYTE = 0x08
 _LONGEST_HEADER = 4 + 4 * 4
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 EMNIST_FILES = tuple(
@@ -55,7 +55,7 @@ def _header(content: bytes, name: str) -> tuple[tuple[int, ...], int]:
     if len(content) < 4 or content[:2] != b"\0\0":
         raise DataError(f"{name}: not an idx file")
     kind, sides = content[2], content[3]
-    if kind != UBYTE or not 1 <= sides <= 4:
+    if kind != _UBYTE or not 1 <= sides <= 4:
         raise DataError(f"{name}: idx type 0x{kind:02x} with {sides} dimensions; expected bytes (0x08) with 1 to 4")
     start = 4 + 4 * sides
     if len(content) < start:
@@ -142,7 +142,7 @@ class _ArraysOnly(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def check_digest(content: bytes, digest: str, name: str) -> None:
+def _check_digest(content: bytes, digest: str, name: str) -> None:
     """Raise DataError unless `content` has the digest "algorithm:hex"."""
     algorithm, expected = digest.split(":")
     found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
@@ -216,7 +216,7 @@ def pickled(batches: Batches) -> Format:
 
 def _from_archive(path: Path, batches: Batches, info: Info) -> RawData:
     content = path.read_bytes()
-    check_digest(content, batches.digest, str(path))
+    _check_digest(content, batches.digest, str(path))
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             members = {name: archive.extractfile(f"{batches.folder}/{name}") for name in (*batches.train, *batches.test)}
@@ -235,7 +235,7 @@ def _both_cifar(member: Callable[[str], bytes], batches: Batches, info: Info, pl
 
 
 def _batch(content: bytes, digest: str, name: str, label_key: str, info: Info) -> tuple[Array, Array]:
-    check_digest(content, digest, name)
+    _check_digest(content, digest, name)
     values: dict[str, Any] = unpickle(content, name)
     x, y = values.get("data"), values.get(label_key)
     side = int(np.prod(info.input_shape))
@@ -250,12 +250,12 @@ def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
+_SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
 def read_svhn(directory: Path, info: Info) -> RawData | None:
     """Read train_32x32.mat and test_32x32.mat."""
-    paths = [directory / name for name in SVHN_FILES]
+    paths = [directory / name for name in _SVHN_FILES]
     if not any(path.is_file() for path in paths):
         return None
     train, test = (_split(path, info) for path in paths)
@@ -347,13 +347,13 @@ def _listed(folder: Path, prefix: str) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in (folder / prefix).rglob("*.JPEG")]
 
 
-TEST_SIZE = 360
+_TEST_SIZE = 360
 
 
 def read_digits() -> RawData:
     """Read scikit-learn's 1,797 digits, 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
     x, y = _parsed()
-    test = _stratified(y, TEST_SIZE)
+    test = _stratified(y, _TEST_SIZE)
     return RawData(x[~test], y[~test], x[test], y[test])  # copies
 
 

@@ -63,7 +63,7 @@ def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw
             if x.dtype != np.uint8 or x.shape[1:] != info.input_shape:
                 raise DataError(f"{path}: coded pictures are {x.dtype} {x.shape}; expected uint8 (N, *{info.input_shape})")
         x_train, x_test = decode(x_train), decode(x_test)
-    return RawData(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
+    return RawData(_channels_first(x_train, info, path), y_train, _channels_first(x_test, info, path), y_test, *users)
 
 
 def read_coded(directory: Path, info: Info) -> RawData | None:
@@ -71,7 +71,7 @@ def read_coded(directory: Path, info: Info) -> RawData | None:
     return _read(directory, ("cifar10_coded.npz",), "_coded", info)
 
 
-def channels_first(x: Array, info: Info, path: Path) -> Array:
+def _channels_first(x: Array, info: Info, path: Path) -> Array:
     """Return `x` as (N, *info.input_shape), its channel axis added or moved to the front; DataError if it does not fit."""
     shape = info.input_shape
     if x.shape[1:] == shape:

@@ -100,7 +100,7 @@ def settings(found: Found, contest: str) -> str:
             figures = [f"{results[best][score]:.1f}", f"{right[0]:.1f}" if score in results[0] else "failed", f"{min(right):.1f}"]
             failed = sum("error" in result for result in results)
             rows.append([method, f"{tuned_at:g}", changed, *figures[:2], figures[2] + (f", {failed} failed" if failed else "")])
-    return markdown(["method", "epsilon", "chosen", "on MNIST", "the first look", "the worst"], rows)
+    return markdown(["method", "epsilon", "tuned setting", "MNIST accuracy", "first trial", "worst trial"], rows)
 
 
 def missing(found: Found) -> str:

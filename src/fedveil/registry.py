@@ -32,10 +32,10 @@ TABLES = (
 GROUP = "fedveil"
 """The group of entry points of other distributions, which have the same names and values as these tables."""
 
-OLD_TRACKERS = "fedveil.trackers"
+_OLD_TRACKERS = "fedveil.trackers"
 """The group of trackers in 0.2, which is read through 0.3."""
 
-KINDS = ("method", "task", "model", "data", "attack", "chart", "measure", "engine", "tracker", "command", "files")
+_KINDS = ("method", "task", "model", "data", "attack", "chart", "measure", "engine", "tracker", "command", "files")
 
 
 @cache
@@ -65,12 +65,12 @@ def installed(kind: str) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for point in _points():
         name = point.name.partition(".")
-        if name[0] not in KINDS or not name[2]:
-            kinds = ", ".join(KINDS)
+        if name[0] not in _KINDS or not name[2]:
+            kinds = ", ".join(_KINDS)
             raise ConfigError(f"entry point {point.name!r} of {owner(point)}: its name must be KIND.NAME, with a KIND of {kinds}")
         if name[0] == kind:
             found.setdefault(name[2], []).append(point)
-    for point in entry_points(group=OLD_TRACKERS) if kind == "tracker" else ():
+    for point in entry_points(group=_OLD_TRACKERS) if kind == "tracker" else ():
         if point.dist is None or point.dist.name != "fedveil":
             found.setdefault(point.name, []).append(point)
     return found
@@ -108,7 +108,7 @@ class Registry(MutableMapping[str, Kind]):
         key: the configuration key that selects an entry, such as "method.name". what: the word for an entry, such as "method".
         entries: those of fedveil, as objects or places "module:attribute".
         own: advice in errors about unknown names for entries of a user, which are decorated with `fedveil.register`.
-        kind: one of `KINDS`, if it differs from `what`.
+        kind: one of `_KINDS`, if it differs from `what`.
     """
 
     def __init__(self, key: str, what: str, entries: Mapping[str, Kind | str], own: str = "", kind: str = "") -> None:

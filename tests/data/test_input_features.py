@@ -147,7 +147,7 @@ def test_a_function_that_mixes_examples_is_refused() -> None:
         return (flat(x) - flat(x).mean(0)) / (flat(x).std(0) + np.float32(1e-3))
 
     FeatureMap("own.py:flat", flat).of(small())
-    with pytest.raises(ConfigError, match=r"makes other features of 8 test examples together than of each by itself"):
+    with pytest.raises(ConfigError, match=r"computes different features for 8 test examples together than for each alone"):
         FeatureMap("own.py:standardised", standardised).of(small())
 
 

@@ -25,7 +25,7 @@ def test_a_run_of_a_flower_app_has_no_data_to_attack_or_audit(tmp_path: Path) ->
     }
     made = matching_configuration(sections, 6, Layout(("a",), ((4,),)))
     AppRun.begin(tmp_path / "run", made, 6, "a page").close()
-    said = r"^data\.name = 'flower-app': a run of a Flower app \(CentralDP\), .* data that are here$"
+    said = r"^data\.name = 'flower-app': a run of a Flower app \(CentralDP\), .* data on this machine$"
     with pytest.raises(ConfigError, match=said):
         attack(tmp_path / "run", "ig")
     with pytest.raises(ConfigError, match=said):
@@ -39,7 +39,7 @@ def test_a_run_over_several_machines_is_audited_and_its_configuration_attacked(t
     three = {"data": {"partition": {"kind": "iid", "clients": 3}}, "training": {"clients_per_round": 3, "rounds": 1}}
     machines = Machines(tmp_path / "clients", {number: consent(number) for number in range(3)})
     served(config({"name": "dp-fedavg"}, "server", **three), tmp_path / "run", machines)
-    said = rf"^{tmp_path}/run is a run over several machines: .* give {tmp_path}/run/config.toml where this machine has the data"
+    said = rf"^{tmp_path}/run is a run over several machines, .* give {tmp_path}/run/config.toml if this machine has the data"
     with pytest.raises(ConfigError, match=said):
         attack(tmp_path / "run", "labels")
     with pytest.raises(ConfigError, match=said):

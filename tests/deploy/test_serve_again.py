@@ -60,7 +60,7 @@ def test_a_server_that_ended_after_consents_says_how_to_go_on(tmp_path: Path, mo
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ConsentingClients, "answers", killed)
         served(wanted, tmp_path / "run", machines)
-    with pytest.raises(ConfigError, match=f"an interrupted run there goes on with --resume {tmp_path / 'run'}$"):
+    with pytest.raises(ConfigError, match=f"resume an interrupted run with --resume {tmp_path / 'run'}$"):
         served(wanted, tmp_path / "run", machines)
     result, _ = served(wanted, tmp_path / "run", machines, resume=True)
     assert result.model.vector.equal(run(wanted, tmp_path / "inline").model.vector)

@@ -28,7 +28,7 @@ from fedveil.studies.grid import Cell, run_cell, run_grid
 
 DATA = Path(__file__).parent / "data"
 FINISHED, KILLED = "aggregate-0.1", "server-0.1-interrupted"
-WHY = "earlier version, whose noise was floating-point"
+WHY = "earlier version with floating-point noise"
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_damage_to_any_file_is_noticed_and_the_advice_knows_of_the_ledger(name: 
     folder = tmp_path / "saved"
     until(RUNS["aldp-fl-published-server"], tmp_path / "a", 2, Checkpoints(folder, ME))
     DAMAGE[how](sorted(folder.glob(name))[0])
-    with pytest.raises(FedveilError, match=r"is damaged .* What the ledger of this one holds .* still counts"):
+    with pytest.raises(FedveilError, match=r"is damaged .* The releases in this run's ledger still count"):
         Checkpoints(folder, ME).load()
 
 

@@ -298,7 +298,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_ledger_usable(ledger: Ledge
     with pytest.raises(RuntimeError, match="no"):
         ledger.charge_many([UPLOAD, SUM], admit=refuse)
     ledger._connection.execute("PRAGMA query_only = ON")
-    with pytest.raises(LedgerError, match="nothing may be handed over"):
+    with pytest.raises(LedgerError, match="nothing may be released"):
         ledger.charge(UPLOAD)
     ledger._connection.execute("PRAGMA query_only = OFF")
     assert len(ledger) == 1

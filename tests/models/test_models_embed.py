@@ -85,7 +85,7 @@ class Running(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (MinusMean(64, 5), "embed: MinusMean makes other features of 8 test examples together than of each by itself"),
+        (MinusMean(64, 5), "embed: MinusMean computes different features for 8 test examples together than for each alone"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
         (nn.Linear(8, 4).double(), "weight is float64"),

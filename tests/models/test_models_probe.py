@@ -203,7 +203,7 @@ def test_parameters_that_each_pass_writes_are_put_back(write: Any) -> None:
 
 
 def test_other_data_for_parameters_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"other tensors in the place of its parameters' data .*layer\.weight.*copy_"):
+    with pytest.raises(ConfigError, match=r"replaces the data of its parameters .*layer\.weight.*copy_"):
         check(Normalising(by_another_tensor))
 
 
@@ -223,7 +223,7 @@ class SetOnce(nn.Module):
 
 
 def test_what_the_first_examples_set_is_refused_unless_it_is_set_before() -> None:
-    with pytest.raises(ConfigError, match=r"SetOnce sets scale in its first pass.*pass public examples of your own"):
+    with pytest.raises(ConfigError, match=r"SetOnce sets scale in its first pass.*run it once on public examples"):
         check(SetOnce())
     module = SetOnce()
     module(X)
@@ -303,7 +303,7 @@ def line_of(text: str, after: str) -> int:
     ("make", "line", "remedy"),
     [
         (Reentrant, line_of("# the line", "Reentrant"), "use_reentrant=False"),
-        (Overwriting, line_of("# the line", "Overwriting"), "changed in place later on"),
+        (Overwriting, line_of("# the line", "Overwriting"), "changed in place after it was computed"),
         (WithoutGradient, line_of("torch.ones(7)", "Wrong"), "needs a gradient"),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_failing_gradient_names_the_line_and_the_remedy(make: type[nn.Module],
 
 
 def test_a_failing_gradient_of_layers_of_torch_names_the_operation() -> None:
-    with pytest.raises(ConfigError, match=r"the gradients of Sequential \(at its operation Sigmoid\).*changed in place later on"):
+    with pytest.raises(ConfigError, match=r"gradients of Sequential \(at its operation Sigmoid\).*changed in place after"):
         check(nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(3, 4)))
 
 

@@ -55,7 +55,7 @@ REFUSED = {
     "complex": (lambda: Holding(nn.Parameter(torch.zeros(2, dtype=torch.complex64))), "held is complex64"),
     "lazy": (lambda: nn.LazyLinear(3), "weight has no shape yet .a lazy module.: pass one batch"),
     "lazy buffer": (lambda: nn.LazyBatchNorm1d(), "has no shape yet"),
-    "meta": (lambda: nn.Linear(2, 2, device="meta"), "is on meta: hand the module over on the CPU"),
+    "meta": (lambda: nn.Linear(2, 2, device="meta"), "is on meta: move the module to the CPU"),
     "empty": (lambda: nn.Sequential(nn.ReLU()), "no parameters: nothing to train"),
     "subclass": (lambda: Holding(torch.zeros(2).as_subclass(Subclass)), "held is a Subclass"),
     "sparse": (lambda: Holding(torch.zeros(2, 2).to_sparse()), "held is torch.sparse_coo"),

@@ -105,7 +105,7 @@ def sum_error(contributions: int, precision: Precision, order: Order = "any", *,
     return 2 * contributions * gamma(operations, precision) * _UP
 
 
-LEAST_STEPS = 4.0
+_LEAST_STEPS = 4.0
 """Least std of a share, in grid steps: at or above it the slack of any run is below 1e-50."""
 
 _LARGEST_CHUNK = 2**16
@@ -168,10 +168,10 @@ def share_slack(steps: float, shares: int, coordinates: int) -> float:
     Raises:
         ConfigError: fewer than 4 steps per share.
     """
-    if not steps >= LEAST_STEPS:
+    if not steps >= _LEAST_STEPS:
         raise ConfigError(
             f"a share of the noise has a std of {steps:g} grid steps, and the sum of shares is charged as a Gaussian from "
-            f"{LEAST_STEPS:g} on: take a finer grid, more noise or fewer shares"
+            f"{_LEAST_STEPS:g} on: take a finer grid, more noise or fewer shares"
         )
     return kappa(steps, shares) * at_least("coordinates", coordinates, 0)
 

@@ -41,7 +41,7 @@ from fedveil.errors import ConfigError
 _Array = NDArray[np.float64]
 _STEPS_PER_STD = 30
 _LONGEST_STEP = 2**17
-LONGEST_SUM = 2**18
+_LONGEST_SUM = 2**18
 _COARSEST = 50.0
 LARGEST_LOSS = 500.0  # of one release; larger losses count as infinite
 
@@ -213,7 +213,7 @@ def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
     spreads = [loss_spread(r, replace=False) for r in releases]
     single = max(2 * highest_loss(r, tail / r.count) for r in releases) / _LONGEST_STEP
     std = math.sqrt(sum(r.count * s**2 for r, s in zip(releases, spreads, strict=True)))
-    total = (16 * std + 3 * std**2) / LONGEST_SUM
+    total = (16 * std + 3 * std**2) / _LONGEST_SUM
     return max(finest, single, total)
 
 
@@ -330,9 +330,9 @@ def _compose(releases: Sequence[Release], tail: float, direction: bool | None, s
         if max(part.infinity for part in parts) > 0.1:
             break
         low, high = loss_window(parts, counts, tail)
-        if high - low <= 1.5 * LONGEST_SUM:
+        if high - low <= 1.5 * _LONGEST_SUM:
             return convolve(parts, counts, (low, high), tail)
-        step *= (high - low) / LONGEST_SUM
+        step *= (high - low) / _LONGEST_SUM
     return Pld(step, 0, np.zeros(1), 1.0)
 
 

@@ -160,7 +160,7 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
     return max(removed, 0.0), max(added, 0.0)
 
 
-def user_release_delta(event: UserRecordsGaussian, epsilon: float, adjacency: Adjacency | None) -> float:
+def _user_release_delta(event: UserRecordsGaussian, epsilon: float, adjacency: Adjacency | None) -> float:
     """Return delta at epsilon >= 0 of one release with a rate in (0, 1): exact for zero-out, else as if J were revealed."""
     if adjacency is Adjacency.ZERO_OUT:
         return max(one_step_delta(event.records, event.rate, event.noise_multiplier, epsilon))
@@ -294,7 +294,7 @@ def one_release_delta(event: SecretSample, epsilon: float, adjacency: Adjacency 
     if isinstance(event, SampledGaussian):
         return subsampled.one_release_delta(event.rate, z, epsilon, adjacency)
     if isinstance(event, UserRecordsGaussian):
-        return user_release_delta(event, epsilon, adjacency)
+        return _user_release_delta(event, epsilon, adjacency)
     if isinstance(event, FixedSampleGaussian):
         return max(fixed_size.fixed_sample_delta(rate_of(event), z, epsilon, pair))
     return max(fixed_size.seen_count_delta(event.clients, event.rate, z, epsilon, pair))

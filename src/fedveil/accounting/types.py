@@ -24,7 +24,7 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-SLACK = 1e-9
+_SLACK = 1e-9
 """Relative floating-point error of a bound that printing ignores, so that a target which is met is printed exactly."""
 
 
@@ -43,12 +43,12 @@ def small(value: float) -> str:
 
 def at_most(value: float, digits: int = 4) -> str:
     """Format an upper bound, rounded up in its last digit."""
-    return _rounded(value * (1 - SLACK), digits, ROUND_CEILING)
+    return _rounded(value * (1 - _SLACK), digits, ROUND_CEILING)
 
 
 def at_least(value: float, digits: int = 4) -> str:
     """Format a lower bound, rounded down in its last digit."""
-    return _rounded(value * (1 + SLACK), digits, ROUND_FLOOR)
+    return _rounded(value * (1 + _SLACK), digits, ROUND_FLOOR)
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def rows(self) -> History:
-        """One row a run: method, variant, score, and the three epsilons of the run's own view."""
+        """Return one row per run: method, variant, score, and the three epsilons of the run's own view."""
         return History([_row(run) for run in self.runs])
 
     def frame(self) -> Any:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from fedveil.tasks.task import Task
 
 _BATCH = 1024
-FORMATS = (".pt", ".onnx")
+_FORMATS = (".pt", ".onnx")
 
 
-def table_encoding(path: Path, config: Config) -> TableEncoding:
+def _table_encoding(path: Path, config: Config) -> TableEncoding:
     """Return how the run in a directory encodes the rows of a table.
 
     Raises:
@@ -57,7 +57,7 @@ def table_encoding(path: Path, config: Config) -> TableEncoding:
     return TableEncoding.of_origin(origin)
 
 
-def is_table(new: Any) -> bool:
+def _is_table(new: Any) -> bool:
     """Return whether new data have named columns."""
     return isinstance(new, Mapping) or hasattr(new, "columns") or hasattr(new, "column_names")
 
@@ -85,7 +85,7 @@ class TrainedModel:
         if isinstance(new, Dataset):
             x = new.x_test
         else:
-            x = table_encoding(self.path, self.config)(new) if is_table(new) else np.asarray(new)
+            x = _table_encoding(self.path, self.config)(new) if _is_table(new) else np.asarray(new)
         shape = self.info.input_shape
         if x.shape[1:] != shape:
             raise DataError(f"the examples have shape {x.shape[1:]}, and the model takes {shape}: give an array [n, *{shape}]")
@@ -133,7 +133,7 @@ class TrainedModel:
         Raises:
             DataError: the file cannot be read, or a row of it cannot be encoded.
         """
-        encoding = table_encoding(self.path, self.config)
+        encoding = _table_encoding(self.path, self.config)
         wanted = list(dict.fromkeys([*encoding.columns, *columns]))
         table = read_table(file, wanted, [*encoding.card.categories, *(set(columns) - set(encoding.columns))])
         copied = {name: column_of(table, name) for name in columns}
@@ -159,8 +159,8 @@ class TrainedModel:
             ConfigError: another suffix, a missing package, or a network that ONNX cannot express.
         """
         target = Path(out)
-        if target.suffix.lower() not in FORMATS:
-            raise ConfigError(f"cannot export to {str(out)!r}: give a file name that ends in {' or '.join(FORMATS)}")
+        if target.suffix.lower() not in _FORMATS:
+            raise ConfigError(f"cannot export to {str(out)!r}: give a file name that ends in {' or '.join(_FORMATS)}")
         content = io.BytesIO()
         if target.suffix.lower() == ".pt":
             torch.save(self.module.state_dict(), content)

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 _FAILED = "a failed attack is no evidence of an epsilon"
 
 
-def record_of(chosen: Attack, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome) -> dict[str, Any]:
+def _record_of(
+    chosen: Attack, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome
+) -> dict[str, Any]:
     """Return the record of an attack, ready for JSON."""
     assumptions = [_attacked(snapshot, options, chosen), *_knowledge_sentences(options, chosen), *outcome.assumptions, _FAILED]
     s, experiment = snapshot.federation.setting, snapshot.experiment
@@ -152,7 +154,7 @@ def attack(
         config = with_model(config, handed_over.model)
     experiment, prepared = opened(config, handed_over.data, handed_over.partition) if run is None else reopened(run, handed_over)
     snapshot, outcome = attacked(kind, options, experiment, prepared, run, on_progress=on_progress)
-    record = record_of(chosen, target, snapshot, options, outcome)
+    record = _record_of(chosen, target, snapshot, options, outcome)
     folder = Path(out) if out is not None else (target if target.is_dir() else Path("runs") / f"attacks-{target.stem}")
     return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
 

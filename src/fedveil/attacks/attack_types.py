@@ -50,7 +50,7 @@ class KnownTraining:
 
     @property
     def plain(self) -> bool:
-        """Whether the effective gradient is a single gradient over all examples."""
+        """Return whether the effective gradient is a single gradient over all examples."""
         once = self.steps == 1 and self.optimizer == "sgd" and self.batch is None and self.order is None
         return once and not self.weight_decay and self.batch_clip is None
 
@@ -135,7 +135,7 @@ class Knowledge:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the attacker uses knowledge about the defence."""
+        """Return whether the attacker uses knowledge about the defence."""
         return self.noise_std is not None or self.mask is not None or self.clip is not None
 
 

@@ -66,12 +66,12 @@ def audit_canaries(
 
 ROUNDS = 10
 """The most rounds of a run that are audited: a lower bound for part of a run also holds for all of it."""
-PRIVATE_ROUNDS = 5
+_PRIVATE_ROUNDS = 5
 """The same limit for methods that add noise inside training, where each release requires local training."""
 
-EXAMPLE_DIMENSION, CANARIES = 60, 1000
+_EXAMPLE_DIMENSION, _CANARIES = 60, 1000
 """Dimensions in audits of DP-SGD: of runs with and without one example, and of one run with a canary for each coordinate."""
-LAST_MODEL_DIMENSION = 40
+_LAST_MODEL_DIMENSION = 40
 
 Step = Callable[[str], None]
 
@@ -131,7 +131,7 @@ def audit_setting(
         return _dp_sgd(method, setting, rng, n, alpha, on_step)
     if setting.scope.view is View.FINAL:
         on_step(f"the last model of {setting.rounds} rounds")
-        small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
+        small = Case.of(method, setting, dimension=_LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     cases = [case, *_claimed_sum(case)]
     steps = _Steps(on_step, 3 * len(cases))
@@ -206,7 +206,9 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
     rounds, steps = min(setting.participations, ROUNDS), _Steps(on_step, 2)
-    small, wide = (dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    small, wide = (
+        dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (_EXAMPLE_DIMENSION, _CANARIES)
+    )
     steps.begin(f"{rounds} rounds of DP-SGD, one example")
     bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:
@@ -217,7 +219,7 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
 
 def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
     """Audit noise inside training: one attack per pair of neighbours, each at an equal share of alpha."""
-    rounds = min(case.setting.participations, PRIVATE_ROUNDS)
+    rounds = min(case.setting.participations, _PRIVATE_ROUNDS)
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
     bounds, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]

@@ -29,7 +29,7 @@ from fedveil.errors import ConfigError
 LossFn = Callable[[Tensor, Tensor], Tensor]
 
 
-def classifier_of(module: nn.Module) -> nn.Linear:
+def _classifier_of(module: nn.Module) -> nn.Linear:
     """Return the last linear layer."""
     layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
     if not layers:
@@ -40,7 +40,7 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 def penultimate(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the input of the last linear layer (n, features) and the logits (n, classes), differentiable in x."""
     caught: list[Tensor] = []
-    hook = classifier_of(module).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    hook = _classifier_of(module).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
         logits: Tensor = module(x)
     finally:
@@ -238,7 +238,7 @@ def start(config: CuriousClient, model_fn: ModelFn, classes: int, bounds: Bounds
     if not config.private or not all(0 <= c < classes for c in config.private):
         raise ConfigError(f"private classes must lie in 0..{classes - 1} and not be empty, got {config.private}")
     made = generator(bounds, classes, config.latent, rng)
-    head = nn.Linear(classifier_of(model_fn()).in_features, 1)
+    head = nn.Linear(_classifier_of(model_fn()).in_features, 1)
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=rng) * 0.05)
         head.bias.zero_()
@@ -282,7 +282,7 @@ def observe(
     module = prepared(model_fn, state, "eval", None)
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    class_head = copy.deepcopy(classifier_of(module))
+    class_head = copy.deepcopy(_classifier_of(module))
     optimizers = [gan.head_optimizer]
     if config.train_class_head:
         class_head.requires_grad_(True)

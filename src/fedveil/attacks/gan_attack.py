@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WithAttacker:
-    """All clients, with the examples of one client, the attacker, replaced. It has the interface of `Clients`."""
+    """Clients, of which one, the attacker, has other examples. It has the interface of `Clients`."""
 
     honest: Clients
     attacker: int

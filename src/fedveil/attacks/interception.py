@@ -161,7 +161,7 @@ class WithoutNoise(Randomness):
         return np.zeros(n, dtype=np.int64)
 
 
-def client_release(
+def _client_release(
     snapshot: Snapshot, victim: Victim, plan: Plan | Raw | None, *, noise: bool = True
 ) -> tuple[Upload | Contribution, Tensor]:
     """Run one client with the code of training; return its release, and its clipped update before the door's noise [d]."""
@@ -195,7 +195,7 @@ def holding(victim: Victim, clients: int) -> Clients:
     return Clients(x, y, offsets)
 
 
-AUXILIARY = 500
+_AUXILIARY = 500
 """Number of public examples for an attacker who knows `aux`."""
 
 
@@ -241,7 +241,7 @@ def interception_of(
         noise_std=_noise(snapshot, sent, upload, knows),
         mask=upload.sent_mask if "mask" in knows else None,
         clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(members) == 1 and not weights else None,
-        aux_inputs=snapshot.federation.test[0][:AUXILIARY] if "aux" in knows else None,
+        aux_inputs=snapshot.federation.test[0][:_AUXILIARY] if "aux" in knows else None,
     )
     return Interception(upload, known, members)
 
@@ -349,7 +349,7 @@ def _chosen(snapshot: Snapshot, options: AttackOptions, count: int, batch: int, 
 
 
 def _single(snapshot: Snapshot, victim: Victim, knows: Sequence[str]) -> Interception:
-    sent, clean = client_release(snapshot, victim, None)
+    sent, clean = _client_release(snapshot, victim, None)
     assert isinstance(sent, release.Upload)
     return interception_of(snapshot, *_with_training_noise(snapshot, victim, sent, clean), (victim,), knows)
 
@@ -365,7 +365,7 @@ def _with_training_noise(
     s = snapshot.federation
     if type(s.context.objective) is Plain and s.setting.example_clip is None:
         return sent, clean
-    _, noiseless = client_release(snapshot, victim, None, noise=False)
+    _, noiseless = _client_release(snapshot, victim, None, noise=False)
     received = sent.vector != 0
     counts = torch.stack([part.sum() for part in snapshot.layout.split(received)]).clamp_min(1)
     inside = snapshot.layout.norms(clean - noiseless) / counts.sqrt()
@@ -377,7 +377,7 @@ def _with_training_noise(
 def _together(snapshot: Snapshot, members: Sequence[Victim], knows: Sequence[str]) -> Interception:
     """Return the round's sum as the mean of its participants' updates."""
     plan = _common(snapshot)
-    releases = [client_release(snapshot, victim, plan) for victim in members]
+    releases = [_client_release(snapshot, victim, plan) for victim in members]
     sealed = [s for s, _ in releases if isinstance(s, Contribution)]
     sent = _sum(snapshot, sealed, plan)
     total = sum(c.weight for c in sealed)
@@ -390,7 +390,7 @@ def _together(snapshot: Snapshot, members: Sequence[Victim], knows: Sequence[str
 def _within_known(snapshot: Snapshot, victim: Victim, others: Sequence[Contribution], knows: Sequence[str]) -> Interception:
     """Return the round's sum less the known contributions: one contribution with the noise of the sum."""
     plan = _common(snapshot)
-    contribution, clean = client_release(snapshot, victim, plan)
+    contribution, clean = _client_release(snapshot, victim, plan)
     assert isinstance(contribution, Contribution)
     rest = [c for c in others if c.client != victim.client]
     sent = _sum(snapshot, [*rest, contribution], plan)
@@ -407,7 +407,7 @@ def _others(snapshot: Snapshot) -> list[Contribution]:
     context = snapshot.federation.context
     contributions = []
     for c in sample(snapshot.federation, snapshot.progress):
-        sealed, _ = client_release(snapshot, Victim(c, *context.clients.examples(c)), plan)
+        sealed, _ = _client_release(snapshot, Victim(c, *context.clients.examples(c)), plan)
         assert isinstance(sealed, Contribution)
         contributions.append(sealed)
     return contributions

@@ -25,7 +25,7 @@ from fedveil.attacks.matching import Target, gradient, prepared, read
 from fedveil.errors import ConfigError
 
 
-def last_layer(names: Mapping[str, Tensor]) -> tuple[str, str | None]:
+def _last_layer(names: Mapping[str, Tensor]) -> tuple[str, str | None]:
     """Return the names of the classifier's weight and bias: the last matrix (2 dimensions) among the parameters."""
     matrices = [name for name, value in names.items() if name.endswith("weight") and value.ndim == 2]
     if not matrices:
@@ -40,7 +40,7 @@ def class_gradient(target: Target) -> Tensor:
     Raises ConfigError when the model has no last bias or the upload does not carry it.
     """
     named = target.named()
-    _, bias = last_layer(named)
+    _, bias = _last_layer(named)
     if bias is None:
         raise ConfigError("the last layer has no bias to read labels from; give Knowledge.labels")
     if not bool(named[bias].any()):
@@ -54,7 +54,7 @@ def single_label(target: Target) -> int:
     Without a bias, the class whose row of the last weight's gradient has the smallest sum; that needs features >= 0.
     """
     named = target.named()
-    weight, bias = last_layer(named)
+    weight, bias = _last_layer(named)
     return int((class_gradient(target) if bias is not None else named[weight].sum(1)).argmin())
 
 
@@ -86,12 +86,12 @@ def label_counts(bias_gradient: Tensor, prediction: Tensor, n: int) -> Tensor:
 def counted(target: Target, inputs: Tensor, n: int) -> Tensor:
     """Estimate the number of examples of each class from an upload and undo its clipping; `inputs` are auxiliary data."""
     gradient, prediction = class_gradient(target), mean_prediction(target.module, inputs)
-    _, bias = last_layer(target.named())
+    _, bias = _last_layer(target.named())
     assert bias is not None
-    return label_counts(gradient * (shrinkage(gradient, prediction, n) if target.clipped(bias) else 1), prediction, n)
+    return label_counts(gradient * (_shrinkage(gradient, prediction, n) if target.clipped(bias) else 1), prediction, n)
 
 
-def shrinkage(bias_gradient: Tensor, prediction: Tensor, n: int) -> float:
+def _shrinkage(bias_gradient: Tensor, prediction: Tensor, n: int) -> float:
     """Return the factor s >= 1 by which the clip shrank db: the one with counts n (p_c - s db_c) nearest to whole numbers.
 
     A positive db_c is at most p_c, so the class with the least p_c / db_c has the fewest examples: s follows from their number.
@@ -115,7 +115,7 @@ def unique_labels(target: Target, n: int) -> Tensor:
     Raises ConfigError when n exceeds the number of classes.
     """
     named = target.named()
-    smallest = named[last_layer(named)[0]].min(1).values
+    smallest = named[_last_layer(named)[0]].min(1).values
     if n > len(smallest):
         raise ConfigError(f"{n} examples cannot have unique labels among {len(smallest)} classes; use label counts")
     return smallest.topk(n, largest=False).indices.sort().values

@@ -122,7 +122,7 @@ def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tenso
     return params
 
 
-SURPRISE = 3.5
+_SURPRISE = 3.5
 """Number of standard deviations above pure noise from which a tensor counts as signal (one-sided probability 1 / 4,300)."""
 _NEAR = 1e-3
 """Relative rounding error: an upload at most this far below a bound counts as clipped."""
@@ -178,7 +178,7 @@ def _target(upload: CapturedUpload, model_fn: ModelFn, state: Mapping[str, Tenso
             f"an upload of kind {upload.kind!r} needs Knowledge.local (steps, lr); "
             "KnownTraining(steps=1, lr=...) reads it as one gradient"
         )
-    scale = effective_scale(upload, knowledge)
+    scale = _effective_scale(upload, knowledge)
     parameters = trained_parameters(module)
     unknown = sorted(set(upload.tensors) - set(parameters))
     if unknown:
@@ -218,7 +218,7 @@ def _through_the_door(
     return clipped
 
 
-def effective_scale(upload: CapturedUpload, knowledge: Knowledge) -> float:
+def _effective_scale(upload: CapturedUpload, knowledge: Knowledge) -> float:
     """Return the factor from the upload to the effective gradient: 1 for a gradient, -1 / (lr K) for a change of weights."""
     if upload.kind == "gradient" or knowledge.local is None:
         return 1.0
@@ -315,7 +315,7 @@ def _signal_power(received: Tensor, variance: Tensor, seen: Tensor) -> float:
         return power
     spread = 2 / (9 * count)
     surprise = ((power / least) ** (1 / 3) - (1 - spread)) / spread**0.5
-    return power - least if surprise > SURPRISE else 0.0
+    return power - least if surprise > _SURPRISE else 0.0
 
 
 # --- optimisers ----------------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from fedveil.drawing import save_rows
 from fedveil.errors import ConfigError
 
-PSNR_CAP = 120.0
-SUCCESS_DB = 20.0
+_PSNR_CAP = 120.0
+_SUCCESS_DB = 20.0
 
 
 def mse(images: Tensor, truth: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def mae(images: Tensor, truth: Tensor) -> Tensor:
 
 def psnr(images: Tensor, truth: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB, 10 log10(1 / MSE), at most 120."""
-    return -10 * mse(images, truth).clamp_min(10 ** (-PSNR_CAP / 10)).log10()
+    return -10 * mse(images, truth).clamp_min(10 ** (-_PSNR_CAP / 10)).log10()
 
 
 def ssim(images: Tensor, truth: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class ImageScores:
     @property
     def success(self) -> float:
         """Share of the images with a PSNR of at least 20 dB."""
-        return float(np.mean([p >= SUCCESS_DB for p in self.psnr]))
+        return float(np.mean([p >= _SUCCESS_DB for p in self.psnr]))
 
     def summary(self) -> dict[str, float | int]:
         """Mean and median of every score, and the success rate."""
@@ -95,7 +95,7 @@ class ImageScores:
 
 
 def score(images: Tensor, truth: Tensor) -> ImageScores:
-    """All scores, image by image as given; for a batch in unknown order apply `matched` first.
+    """Return all scores, image by image; for a batch in unknown order, apply `matched` first.
 
     SSIM is left out (None) for signals and for sides below 11.
     """
@@ -109,7 +109,7 @@ def score(images: Tensor, truth: Tensor) -> ImageScores:
 
 
 def floors(truth: Tensor, reference: Tensor, seed: int = 0) -> dict[str, ImageScores]:
-    """What an attacker who saw no upload would score: the mean image, another image, uniform noise.
+    """Scores of an attacker without any upload, who guesses the mean image, another image, or uniform noise.
 
     truth: the attacked images. reference: other images of the same distribution, (m, *shape), m >= 1.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 CIFAR10_ANIMALS = (2, 3, 4, 5, 6, 7)
-HELD_OUT = 0.1
+_HELD_OUT = 0.1
 """Share of the queries at which the training of a student is stopped."""
 
 
@@ -82,7 +82,7 @@ def infer_attribute(
 
 @dataclass(frozen=True)
 class Extraction:
-    """What the student reached: accuracies on test data, agreement with the victim there, its last loss on held-out queries."""
+    """Result of an extraction: accuracies and agreement with the victim on test data, and the last loss on held-out queries."""
 
     victim_accuracy: float
     student_accuracy: float
@@ -101,13 +101,13 @@ def _share(hits: Tensor) -> float:
     return float(hits.double().mean())
 
 
-ATTRIBUTES: dict[str, tuple[str, tuple[int, ...]]] = {
+_ATTRIBUTES: dict[str, tuple[str, tuple[int, ...]]] = {
     "cifar10": ("animal", CIFAR10_ANIMALS),
     "fashion-mnist": ("footwear", (5, 7, 9)),
     "mnist": ("even digit", (0, 2, 4, 6, 8)),
     "digits": ("even digit", (0, 2, 4, 6, 8)),
 }
-"""What is inferred by default, as the classes that have it."""
+"""The default attribute of each data set, as the classes that have it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class AttributeProbe(Attack):
     auxiliary: int = setting(2000, least=1)
 
     def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
-        name, classes = ATTRIBUTES.get(snapshot.info.name, ("", ()))
+        name, classes = _ATTRIBUTES.get(snapshot.info.name, ("", ()))
         if self.classes:
             name, classes = f"class in {list(self.classes)}", self.classes
         if not classes:
@@ -202,9 +202,9 @@ class KnowledgeExtraction(Attack):
         self, victim: nn.Module, student_fn: ModelFn, queries: Tensor, test: tuple[Tensor, Tensor], rng: torch.Generator
     ) -> tuple[nn.Module, Extraction]:
         """Train a student on the victim's logits for `queries` (n, *shape); returns it with its scores on `test` = (x, y)."""
-        kept = round(len(queries) * (1 - HELD_OUT))
+        kept = round(len(queries) * (1 - _HELD_OUT))
         if not 0 < kept < len(queries):
-            raise ConfigError(f"{len(queries)} queries with held_out = {HELD_OUT} leave none to train or none to stop on")
+            raise ConfigError(f"{len(queries)} queries with held_out = {_HELD_OUT} leave none to train or none to stop on")
         answers = predictions(victim, queries).softmax(1)
         student = student_fn()
         best, best_loss, waited = copy.deepcopy(student.state_dict()), float("inf"), 0

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from fedveil.federation.progress import Federation
 
-SIZES_ARE_PUBLIC = "each client's number of examples is public"
+_SIZES_ARE_PUBLIC = "each client's number of examples is public"
 """Methods with this assumption are not tested with neighbours of another size."""
 
-HUGE, TINY = 3e38, 1e-40
+_HUGE, _TINY = 3e38, 1e-40
 """A value near the largest float32, and one below the smallest normal float32."""
 
 _Examples = tuple[torch.Tensor, torch.Tensor]
@@ -68,7 +68,7 @@ def changes_for(job: Federation) -> list[Change]:
     the unit is a record, since the same noise covers the whole update.
     """
     s = job.setting
-    public_sizes = SIZES_ARE_PUBLIC in job.method.assumptions(s)
+    public_sizes = _SIZES_ARE_PUBLIC in job.method.assumptions(s)
     one_record = s.example_clip is not None
     changes = [c for c in CHANGES if c.record or not one_record]
     if s.scope.unit is Unit.CLIENT:
@@ -129,12 +129,12 @@ CHANGES = (
     Change("one example", lambda x, y, k: (x[:1], y[:1]), resizes=True),
     Change("flipped targets", lambda x, y, k: (x, _flipped(y, k))),
     Change("all targets 0", lambda x, y, k: (x, torch.zeros_like(y))),
-    Change("huge values", lambda x, y, k: (torch.full_like(x, HUGE), y), quantities=True),
-    Change("tiny values", lambda x, y, k: (torch.full_like(x, TINY), y), quantities=True),
+    Change("huge values", lambda x, y, k: (torch.full_like(x, _HUGE), y), quantities=True),
+    Change("tiny values", lambda x, y, k: (torch.full_like(x, _TINY), y), quantities=True),
     Change("an example on which training gives NaN", lambda x, y, k: (_first(x, math.nan), y), quantities=True),
     Change("a record removed", lambda x, y, k: (x[:-1], y[:-1]), record=True, zeroes=True, resizes=True),
     Change("a record whose gradient is NaN", lambda x, y, k: (_first(x, math.nan), y), record=True, zeroes=True, quantities=True),
-    Change("a record of huge values", lambda x, y, k: (_first(x, HUGE), y), record=True, quantities=True),
-    Change("a record of tiny values", lambda x, y, k: (_first(x, TINY), y), record=True, quantities=True),
+    Change("a record of huge values", lambda x, y, k: (_first(x, _HUGE), y), record=True, quantities=True),
+    Change("a record of tiny values", lambda x, y, k: (_first(x, _TINY), y), record=True, quantities=True),
     Change("a record with another target", lambda x, y, k: (x, _target_of_first(y, k)), record=True),
 )

@@ -370,7 +370,7 @@ def constraint(received: dict[str, Tensor], candidate: dict[str, Tensor], *, ali
 
 # --- scores -------------------------------------------------------------------------------------------------------------------
 
-REFERENCE = 1000
+_REFERENCE = 1000
 
 
 def _counted(on_progress: OnProgress, done: int, count: int) -> OnStep:
@@ -396,8 +396,8 @@ def _judged(
     truth = torch.cat(originals)
     ordered = torch.cat([matched(r.images, images) for r, images in zip(found, originals, strict=True)])
     scores = score(ordered, truth)
-    seen_nothing = floors(truth, bounds.images(snapshot.federation.test[0][:REFERENCE]), options.seed % 2**31)
-    labels = sum(in_common(r.y, seen.y, snapshot.info.classes) for seen, r in pairs) / len(truth)
+    seen_nothing = floors(truth, bounds.images(snapshot.federation.test[0][:_REFERENCE]), options.seed % 2**31)
+    labels = sum(_in_common(r.y, seen.y, snapshot.info.classes) for seen, r in pairs) / len(truth)
     rate = sum(r.steps for r in found) / max(sum(r.seconds for r in found), 1e-9)
     ratios = [r.noise_ratio for r in found]
     record = {
@@ -431,7 +431,7 @@ def _judged(
     return AttackOutcome(figures, record, words, truth[:10], [(kind, ordered[:10])])
 
 
-def in_common(a: Tensor, b: Tensor, classes: int) -> int:
+def _in_common(a: Tensor, b: Tensor, classes: int) -> int:
     """Return the number of labels that two collections share, in any order."""
     return int(torch.minimum(a.bincount(minlength=classes), b.bincount(minlength=classes)).sum())
 

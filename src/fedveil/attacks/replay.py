@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 TRAINED = "training gives something to release"
 PARTICIPANTS = "participants"
-BROADCAST = "what clients receive"
+_BROADCAST = "what clients receive"
 PURE = "plans are pure functions, and what is received stays as it was"
 STATES = "states of the policy"
 MODELS = "global models and the server's step"
@@ -178,7 +178,7 @@ class RecordedEngine:
         round = todo[0].released.round
         self.diary.note("public", PARTICIPANTS, round, ROUND, [task.client for task in todo])
         for task in todo:
-            self.diary.note("public", BROADCAST, round, task.client, _received(task))
+            self.diary.note("public", _BROADCAST, round, task.client, _received(task))
             self.diary.verdict(PURE, round, task.client, self._impure(task))
         for outcome in self.own.map(todo):
             problem = outcome.error if self.unchanged else ""
@@ -251,7 +251,7 @@ OTHERS = "contributions of all other clients"
 
 COMPARED = (
     PARTICIPANTS,
-    BROADCAST,
+    _BROADCAST,
     PLANS,
     ROWS,
     UPLOADS,
@@ -286,7 +286,7 @@ class WorldComparison:
 
     @property
     def holds(self) -> str:
-        """Whether the check found nothing wrong."""
+        """Return whether the check found nothing wrong."""
         return "identical" if self.check in COMPARED else "holds"
 
 

@@ -100,7 +100,7 @@ def power(integers: Integers) -> int:
     return (sums[0] << 2 * _HALF) + (sums[1] << (_HALF + 1)) + sums[2]
 
 
-def planned_stds(plan: Plan, parts: ReleaseLayout) -> NDArray[np.float64]:
+def _planned_stds(plan: Plan, parts: ReleaseLayout) -> NDArray[np.float64]:
     """Return the planned noise std of each coordinate [D], in units of the release."""
     sizes = [group.stop - group.start for group, _, _ in parts.groups(plan)]
     stds = np.repeat(np.array([std for _, std, _ in parts.groups(plan)]), sizes)
@@ -228,7 +228,7 @@ class ReplayDoor(Door):
 
     def _drawn(self, plan: Plan, client: int, round: int, *, noisy: bool) -> NDArray[np.int64]:
         """Return the noise of this release [D] after checking it against the plan."""
-        wanted = planned_stds(plan, self.parts) if noisy else np.zeros(self.parts.dimension)
+        wanted = _planned_stds(plan, self.parts) if noisy else np.zeros(self.parts.dimension)
         steps = np.repeat([2.0**k for _, k in self.parts.grid(plan)], [g.stop - g.start for g, _ in self.parts.grid(plan)])
         problem = _unlike_plan(self.noise.drawn, wanted / steps) if promises(plan, self.layout) else ""
         self.diary.verdict(DRAWN, round, client, problem)

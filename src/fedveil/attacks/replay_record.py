@@ -94,7 +94,7 @@ def difference(a: Any, b: Any, path: str = "") -> str:
     """Return where two plain values first differ, with both values; an empty string if they are equal (numbers exactly)."""
     named = f"{path}: " if path else ""
     if type(a) is not type(b):
-        return f"{named}{brief(a)} against {brief(b)}"
+        return f"{named}{_brief(a)} against {_brief(b)}"
     if isinstance(a, torch.Tensor):
         return _arrays(a.detach().numpy(), b.detach().numpy(), named)
     if isinstance(a, np.ndarray):
@@ -103,19 +103,19 @@ def difference(a: Any, b: Any, path: str = "") -> str:
         return _entries(dict(a), dict(b), path)
     if isinstance(a, list | tuple):
         if len(a) != len(b):
-            return f"{named}{len(a)} ({brief(a)}) against {len(b)} ({brief(b)})"
+            return f"{named}{len(a)} ({_brief(a)}) against {len(b)} ({_brief(b)})"
         return _entries(dict(enumerate(a)), dict(enumerate(b)), path)
     if is_dataclass(a) and not isinstance(a, type):
         one, two = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (a, b))
         return _entries(one, two, path)
     same = a == b or pickle.dumps(a) == pickle.dumps(b)  # for NaN, and for objects without __eq__
-    return "" if same else f"{named}{brief(a)} against {brief(b)}"
+    return "" if same else f"{named}{_brief(a)} against {_brief(b)}"
 
 
 def _entries(a: dict[Any, Any], b: dict[Any, Any], path: str) -> str:
     named = f"{path}: " if path else ""
     if a.keys() != b.keys():
-        return f"{named}{brief(sorted(map(str, a)))} against {brief(sorted(map(str, b)))}"
+        return f"{named}{_brief(sorted(map(str, a)))} against {_brief(sorted(map(str, b)))}"
     return next(filter(None, (difference(a[key], b[key], f"{path}.{key}" if path else str(key)) for key in a)), "")
 
 
@@ -130,7 +130,7 @@ def _arrays(a: np.ndarray, b: np.ndarray, named: str) -> str:
     return f"{named}{int((~same).sum())} of {a.size} numbers, at {flat} {first:g} against {second:g}"
 
 
-def brief(value: Any) -> str:
+def _brief(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)}"
     text = f"{value:.9g}" if isinstance(value, float) else str(value)

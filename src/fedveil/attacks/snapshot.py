@@ -63,7 +63,7 @@ class Snapshot:
 
     @property
     def summed(self) -> bool:
-        """Whether uploads are summed before anyone sees them."""
+        """Return whether uploads are summed before anyone sees them."""
         return self.federation.context.summed
 
     @cached_property

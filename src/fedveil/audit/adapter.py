@@ -73,10 +73,10 @@ class LinearLoss:
         return BatchGradient().batches(local, x, y)
 
 
-WARM = 2
+_WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""
 
-CROWD = 4
+_CROWD = 4
 """Number of other clients in a noisy sum whose noise is drawn one by one."""
 
 
@@ -157,7 +157,7 @@ class Case:
         """Release one upload, or the noisy sum of the canary's update and zero updates divided by `denominator`, through the
         door.
 
-        Extras are zero. The noise of more than `CROWD` other clients is drawn at once.
+        Extras are zero. The noise of more than `_CROWD` other clients is drawn at once.
 
         Args:
             memory: of noise that is correlated over a run's rounds; without it such a release is that of a first round.
@@ -169,9 +169,9 @@ class Case:
             return door.upload(update, plan, 0, t, extras=extras)
         others = self.shares(plan) - 1 if isinstance(plan, Plan) else 0
         zero = torch.zeros_like(update)
-        alone = others if others <= CROWD else 1
+        alone = others if others <= _CROWD else 1
         parts = [door.seal(u, plan, i, t, extras=extras) for i, u in enumerate([update, *[zero] * alone])]
-        if others > CROWD:
+        if others > _CROWD:
             together = parts[1].sealed.double() * math.sqrt(others)
             parts[1] = replace(parts[1], sealed=together.round().to(parts[1].sealed.dtype))
         released = door.release_sum(parts, plan, t, denominator)
@@ -222,7 +222,7 @@ def first_plan(case: Case) -> Plan | Raw:
 # --- one release -------------------------------------------------------------------------------------------------------
 
 
-def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
+def warmed(case: Case, rng: np.random.Generator, rounds: int = _WARM) -> State:
     """Return the policy's state after some rounds of synthetic updates, equal in both worlds."""
     state = case.policy.start()
     for t in range(min(rounds, case.setting.rounds - 1)):
@@ -234,17 +234,17 @@ def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
 
 
 def release_subject(case: Case, rng: np.random.Generator) -> Subject:
-    """Return a subject for one release, on the worst pair, after `WARM` synthetic rounds; plans must not read the data.
+    """Return a subject for one release, on the worst pair, after `_WARM` synthetic rounds; plans must not read the data.
 
     If Poisson sampling is secret, the canary joins the sum by chance in both worlds, and the curve is not Gaussian.
     """
-    t = min(WARM, case.setting.rounds - 1)
+    t = min(_WARM, case.setting.rounds - 1)
     plan = case.policy.plan(case.released(t), warmed(case, rng))
     assert isinstance(plan, Plan)
     pair, absent = worst_pair(plan, case), torch.zeros_like(case.model)
     layout = case.setting.layout
     means = [clipped(u, plan, layout).double().numpy() for u in pair]
-    std = noise_of(case, plan)
+    std = _noise_of(case, plan)
     sent = None if plan.support is None or case.summed else plan.support.numpy()
 
     def present(world: int, rng: np.random.Generator, /) -> Output:
@@ -253,7 +253,7 @@ def release_subject(case: Case, rng: np.random.Generator) -> Subject:
     def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         return present(world, rng) if case.joins(rng) else Output(case.release(absent, plan, t, rng).vector.numpy(), sent)
 
-    mu = plain_mu(plan, layout)
+    mu = _plain_mu(plan, layout)
     return Subject(
         case.method.name,
         mechanism,
@@ -267,7 +267,7 @@ def release_subject(case: Case, rng: np.random.Generator) -> Subject:
     )
 
 
-def noise_of(case: Case, plan: Plan) -> Floats:
+def _noise_of(case: Case, plan: Plan) -> Floats:
     """Return the noise std [d] that the adversary faces under this plan; 0 where nothing is sent."""
     stds = torch.tensor(per_layer(plan.noise_std, case.setting.layout), dtype=torch.float64)
     std = case.setting.layout.expand(stds)
@@ -299,7 +299,7 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
             update = (b if world else a) if case.joins(rng) else torch.zeros_like(a)
             release = case.release(update, plan, t, rng, memory=memory)
             state = case.policy.observe(state, observed(release, released))
-            std = noise_of(case, plan)
+            std = _noise_of(case, plan)
             total += _ratio(release.vector.double().numpy(), a.numpy(), b.numpy(), std, rate)
         return total
 
@@ -342,7 +342,7 @@ def sampled(case: Case, mu: float, rounds: int) -> SampledGaussian | None:
     return SampledGaussian(case.rate, 1 / (mu * case.setting.scope.update_factor), rounds)
 
 
-def plain_mu(plan: Plan | Raw, layout: Layout) -> float:
+def _plain_mu(plan: Plan | Raw, layout: Layout) -> float:
     """Return clip / noise std of a release with plain Gaussian noise, inf without noise; NaN for any other release."""
     if not isinstance(plan, Plan) or plan.clamp is not None or plan.mechanism.stateful:
         return math.nan
@@ -356,7 +356,7 @@ def costs(case: Case, rounds: int, rng: np.random.Generator) -> list[float]:
     for t in range(rounds):
         released = case.released(t)
         plan = case.policy.plan(released, state)
-        mus.append(plain_mu(plan, case.setting.layout))
+        mus.append(_plain_mu(plan, case.setting.layout))
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
         state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
     return mus

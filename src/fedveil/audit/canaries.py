@@ -360,7 +360,7 @@ def threshold_bound(
 
 UNSEEN = 1000
 """Number of directions of canaries that never join, which give the distribution of the largest cosine over rounds."""
-AT_ONCE = 50
+_AT_ONCE = 50
 
 
 @dataclass(frozen=True)
@@ -461,7 +461,7 @@ def run_with_canaries(
     d = moved.shape[1]
 
     def largest(canaries: range) -> Floats:
-        parts = [range(i, min(i + AT_ONCE, canaries.stop)) for i in range(canaries.start, canaries.stop, AT_ONCE)]
+        parts = [range(i, min(i + _AT_ONCE, canaries.stop)) for i in range(canaries.start, canaries.stop, _AT_ONCE)]
         return np.concatenate([round_scores(directions(marked, part, d), moved) for part in parts])
 
     whole = (final_model(progress) - models[0]).double().numpy()

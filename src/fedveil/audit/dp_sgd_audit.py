@@ -42,7 +42,7 @@ from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
 
 GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]]
-TALL = 10.0
+_TALL = 10.0
 """Norm of crafted gradients, in units of the clip: large, so that a missing clip is detected."""
 
 
@@ -147,10 +147,11 @@ def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block],
 def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
     """Return a function (world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` others differs."""
     step, d = client.step, client.case.setting.layout.dimension
-    own = torch.full((d,), TALL * step.clip / math.sqrt(d))
+    own = torch.full((d,), _TALL * step.clip / math.sqrt(d))
     other = torch.zeros(d)
-    other[::2] = TALL * step.clip / math.sqrt(d)
-    other[1::2] = -TALL * step.clip / math.sqrt(d)  # orthogonal to the canary, so that the other examples do not affect the score
+    other[::2] = _TALL * step.clip / math.sqrt(d)
+    # orthogonal to the canary, so that the other examples do not affect the score
+    other[1::2] = -_TALL * step.clip / math.sqrt(d)
     direction = own.double().numpy() / float(own.double().norm())
 
     def run(world: int, rng: np.random.Generator, /) -> float:
@@ -192,7 +193,7 @@ def canary_scores(client: DpSgdClient, rng: np.random.Generator) -> tuple[Floats
     """
     d, step = client.case.setting.layout.dimension, client.step
     coins = rng.random(d) < 0.5
-    tall = TALL * step.clip * np.where(coins, 1.0, client.offset)
+    tall = _TALL * step.clip * np.where(coins, 1.0, client.offset)
     examples = torch.diag(torch.from_numpy(tall).float())
     x = [
         client.along(vector)

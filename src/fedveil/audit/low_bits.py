@@ -111,14 +111,14 @@ def judge(absent: NDArray[np.float64], present: NDArray[np.float64], alpha: floa
 
 Integers = NDArray[np.int64]
 Counts = NDArray[np.int64]
-DEFAULT_BITS = 8
+_DEFAULT_BITS = 8
 
 
 def audit_integer_bits(
     absent: Sequence[Integers],
     present: Sequence[Integers],
     contribution: Integers,
-    bits: int = DEFAULT_BITS,
+    bits: int = _DEFAULT_BITS,
     alpha: float = 0.05,
     delta: float = 0.0,
 ) -> PatternAudit:
@@ -171,7 +171,7 @@ def _scores(absent: Counts, present: Counts) -> tuple[NDArray[np.float64], NDArr
     return (absent[halves[0] :] * weights).sum((1, 2)), (present[halves[1] :] * weights).sum((1, 2))
 
 
-MOST = 200
+_MOST = 200
 """Largest number of releases tested per world: one is enough to reveal a pattern."""
 
 
@@ -188,12 +188,12 @@ def audit_released_bits(case: Case, rng: np.random.Generator, *, n: int, delta: 
     use the two known contributions.
 
     Args:
-        n: releases of each world, of which at most `MOST` are drawn. alpha: chance of a wrong bound.
+        n: releases of each world, of which at most `_MOST` are drawn. alpha: chance of a wrong bound.
     """
     plan = case.policy.plan(case.released(0), warmed(case, rng))
     if not isinstance(plan, Plan):
         return None
-    pair, count = worst_pair(plan, case), max(min(n, MOST), 4)
+    pair, count = worst_pair(plan, case), max(min(n, _MOST), 4)
     absent = torch.zeros_like(case.model)
 
     def release(world: int) -> Release:

@@ -39,8 +39,8 @@ from fedveil.release.sealed import clipped
 from fedveil.training.local import Client, Local, State, train
 from fedveil.training.params import FlatModel, Layout
 
-PILOTS = 16
-EXAMPLES = 16
+_PILOTS = 16
+_EXAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def pairs(case: Case, rounds: int) -> list[Neighbours]:
     common, own = (v * (scale / v.norm()) for v in torch.randn(2, layout.dimension, generator=generator).unbind())
     flat = torch.zeros(layout.dimension)
     if s.scope.unit is Unit.RECORD:
-        own = own * min(s.records, EXAMPLES)
+        own = own * min(s.records, _EXAMPLES)
         return [Neighbours("opposite gradients", common, (-own, own)), Neighbours("others flat", flat, (flat, own))]
     one_sided = s.scope.adjacency is Adjacency.ZERO_OUT
     grows, shrinks = (_moving_layer(own, layout, rounds, grows=up) for up in (True, False))
@@ -137,7 +137,7 @@ class Trainer:
     ) -> tuple[Tensor, State]:
         """Return the update [d] and the private state after one round of training, with noise from `normal`."""
         s = self.case.setting
-        n = min(s.records, EXAMPLES)
+        n = min(s.records, _EXAMPLES)
         alone = s.scope.unit is Unit.RECORD
         data = (
             torch.stack([_in_round(common if alone and i else own, round) for i in range(n)]),
@@ -179,7 +179,7 @@ def training_subject(case: Case, neighbours: Neighbours, rng: np.random.Generato
     trainer = Trainer(case, neighbours, rounds, scope, peers)
     means, stds = [], []
     for world in (0, 1):
-        pilots = np.stack([trainer(world, rng).vector.astype(np.float64) for _ in range(PILOTS)])
+        pilots = np.stack([trainer(world, rng).vector.astype(np.float64) for _ in range(_PILOTS)])
         noiseless = trainer(world, rng, noiseless=True).vector.astype(np.float64)
         noise = pilots.std(axis=0)
         constant = noise == 0

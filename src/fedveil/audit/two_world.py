@@ -81,10 +81,10 @@ def choose_threshold(pilot_0: ArrayLike, pilot_1: ArrayLike, n: int, delta: floa
     s0, s1 = np.sort(_scores("pilot_0", pilot_0)), np.sort(_scores("pilot_1", pilot_1))
     points = np.unique(np.concatenate([s0, s1]))
     cuts = np.concatenate([points[:1] - 1, (points[:-1] + points[1:]) / 2, points[-1:] + 1])
-    return float(cuts[int(np.argmax(epsilon_from_rates(*expected_bounds(s0, s1, cuts, n, alpha), delta)))])
+    return float(cuts[int(np.argmax(epsilon_from_rates(*_expected_bounds(s0, s1, cuts, n, alpha), delta)))])
 
 
-def expected_bounds(s0: Floats, s1: Floats, cuts: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
+def _expected_bounds(s0: Floats, s1: Floats, cuts: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
     """Return upper bounds on both error rates that n runs per world should give at each cut, judged on sorted pilot scores."""
     fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
     fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
@@ -247,7 +247,7 @@ def choose_cut(
     s0, s1 = (np.sort(scores) for scores in pilots)
     points = np.unique(np.concatenate([s0, s1]))
     cuts = (points[:-1] + points[1:]) / 2
-    upper = expected_bounds(s0, s1, cuts, n, alpha)
+    upper = _expected_bounds(s0, s1, cuts, n, alpha)
     for factor in np.geomspace(0.3, 100.0, 30):
         curve = curve_of(replace(event, noise_multiplier=factor * event.noise_multiplier), delta, adjacency)
         margins = [curve(p) - q for p, q in zip(*upper, strict=True)]

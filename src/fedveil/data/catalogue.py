@@ -101,7 +101,7 @@ DATA_SETS = {
              by_hand="fetch large_scale_HARBox.zip from the links on github.com/xmouyang/FL-Datasets-for-HAR and unpack it"),
     )
 }  # fmt: skip
-"""Each data set: its facts, where its files lie and come from, with their digests, and how they are read."""
+"""The data sets: facts, folders and addresses of their files with digests, and the functions that read them."""
 CATALOGUE: Registry[Info] = Registry(
     "data.name",
     "data set",
@@ -112,35 +112,35 @@ CATALOGUE: Registry[Info] = Registry(
 
 
 def info(name: str) -> Info:
-    """The catalogue's entry for `name`; ConfigError naming the nearest valid name if there is none."""
+    """Return the catalogue's entry for `name`; ConfigError with the nearest valid name if there is none."""
     return CATALOGUE.find(name)
 
 
 def downloadable(name: str) -> bool:
-    """Whether fedveil knows where a data set is published, and with which digest."""
+    """Return whether fedveil knows where a data set is published, and with which digest."""
     return name in DATA_SETS and bool(DATA_SETS[name].files)
 
 
 def cache_root() -> Path:
-    """The folder in the user's cache; it need not exist."""
+    """Return the folder in the user's cache; it need not exist."""
     import pooch
 
     return Path(pooch.os_cache("fedveil"))
 
 
 def cache(info: Info) -> Path:
-    """The folder of a data set in the user's cache; it need not exist."""
+    """Return the folder of a data set in the user's cache; it need not exist."""
     return cache_root() / info.name
 
 
 def incomplete(info: Info) -> bool:
-    """Whether a download was interrupted: some files of a data set are in the cache and others are not."""
+    """Return whether a download was interrupted: some files of a data set are in the cache and others are not."""
     there = [(cache(info) / file.name).is_file() for file in DATA_SETS[info.name].files]
     return any(there) and not all(there)
 
 
 def by_hand(info: Info) -> str:
-    """How to get the files by hand, in one sentence."""
+    """Return instructions for getting the files without fedveil, in one sentence."""
     declared = DATA_SETS[info.name]
     if declared.by_hand:
         return f"To get it: {declared.by_hand}."
@@ -209,13 +209,13 @@ class _Progress:
         self._bar.start()
 
     def update(self, count: int) -> None:
-        """`count` more bytes have arrived."""
+        """Record that `count` more bytes have arrived."""
         self._bar.update(self._task, advance=count)
 
     def reset(self) -> None:
-        """Back to nothing; pooch calls it before it shows a finished bar."""
+        """Set the count to zero; pooch calls this before it shows a finished bar."""
         self._bar.reset(self._task, total=self._total or None)
 
     def close(self) -> None:
-        """End of the download."""
+        """End the download."""
         self._bar.stop()

@@ -15,10 +15,10 @@ from fedveil.errors import DataError
 
 @dataclass(frozen=True)
 class Origin:
-    """All of it but casts and notes is public: it follows from names and what the user said, not from the values of the data.
+    """Everything except casts and notes is public: it depends on names and on the user's options, not on the data's values.
 
-    source: what it was made from. features: names of the inputs. casts: changes of type, one line each; they go by the types that
-    tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
+    source: what it was made from. features: names of the inputs. casts: changes of type, one line each. They depend on the types
+    of tables and lists, which may depend on values: one 34.5 turns a column of integers into floats.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
     indicators: columns that have a further feature, 1 where their value was missing.
     counted: what was counted in the data and is treated as public all the same.
@@ -40,7 +40,7 @@ class Origin:
 
     @property
     def public(self) -> dict[str, Any]:
-        """What a data card holds."""
+        """Return the public fields, which the data card holds."""
         return {key: value for key, value in asdict(self).items() if key not in ("casts", "notes")}
 
 
@@ -49,13 +49,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Examples, targets and, where there are any, users of the two official splits.
+    """Examples, targets and, if there are any, users of the two official splits.
 
     x_train, x_test: (examples, *info.input_shape), uint8 from 0 to 255 for images, float32 for signals, int64 for tokens from 0
     to info.vocabulary - 1, C-contiguous.
     y_train, y_test: (examples, *info.target.shape), classes int64 from 0 to info.classes - 1, in sequences and pictures also
     IGNORED; or quantities float32. users_train, users_test: int64 ids of the natural users, or None.
-    origin: of data of one's own, made by `from_frame` and the like.
+    origin: of user-supplied data, made by `from_frame` and the like.
     Raises DataError if shapes, types, targets or values are not so.
     """
 
@@ -88,17 +88,17 @@ class Dataset:
         return "\n".join(lines)
 
     def standardise(self, x: Array) -> Array:
-        """`standardise` with the constants of this data set."""
+        """Standardise examples with the constants of this data set."""
         return standardise(x, self.info)
 
 
 def strata(info: Info, y: Array) -> Ints:
-    """What examples may be grouped by: their class, or the same number for all where an example does not have just one class."""
+    """Return the group of each example: its class, or 0 for all if an example does not have exactly one class."""
     return y if info.strata > 1 else np.zeros(len(y), np.int64)
 
 
 def standardise(x: Array, info: Info) -> Array:
-    """(x / scale - mean) / std per channel, in float32, with the constants of the catalogue; tokens stay as they are.
+    """Return (x / scale - mean) / std per channel, in float32, with the constants of the catalogue; tokens are unchanged.
 
     The constants are published ones, or fixed ranges where none is published: no statistic of the private data is computed
     at run time, so the step costs no privacy at run time. (Published constants were once computed by others from the whole

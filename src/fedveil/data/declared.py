@@ -1,4 +1,4 @@
-"""What is declared of a data set: its facts, the files that hold it, and how they are read."""
+"""Declarations of data sets: facts, files, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 IGNORED = -100
-"""Stands for the class of a place in a sequence or picture that has none, such as padding."""
+"""Marks a position in a sequence or picture without a class, such as padding."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the target of one example looks like; by default the number of a class.
+    """Shape and type of the target of one example; by default the number of a class.
 
     shape: `()` is one number. dtype: int64 for classes, float32 for quantities. names: of its entries, or of the classes.
-    unit: of quantities, as beside an axis.
+    unit: of quantities, as on an axis.
     """
 
     shape: tuple[int, ...] = ()
@@ -30,13 +30,13 @@ class Targets:
 
 @dataclass(frozen=True)
 class Info:
-    """What is known about a data set before it is loaded.
+    """Public facts about a data set, known before it is loaded.
 
     input_shape: one example: (channels, height, width) for images, (channels, time) for signals, (length,) for tokens.
-    classes: how many there are; 0 where targets are quantities.
+    classes: their number; 0 if targets are quantities.
     train_size, test_size: examples of the official split; 0 where the number depends on how the files were prepared.
     users: natural users of both splits together, 0 if there are none.
-    source: where it comes from and under which licence. embedded: it comes with a dependency, nothing is downloaded.
+    source: its origin and licence. embedded: it comes with a dependency, nothing is downloaded.
     mean, std: one constant per channel, in the units of `Dataset.x_train` divided by `scale`; see `dataset.standardise`.
     scale: 255 for images stored as bytes, 1 for signals.
     target: what targets look like. vocabulary: number of tokens where inputs are tokens, int64 from 0; else 0.
@@ -63,7 +63,7 @@ class Info:
 
     @property
     def strata(self) -> int:
-        """How many classes examples can be grouped by; 1 where an example does not have just one class."""
+        """Number of classes by which examples can be grouped; 1 if an example does not have exactly one class."""
         return self.classes if self.classes and not self.target.shape else 1
 
 
@@ -82,7 +82,7 @@ class Remote:
 
 
 class RawData(NamedTuple):
-    """Two splits as they were stored; images are (examples, channels, height, width)."""
+    """The two splits as stored; images are (examples, channels, height, width)."""
 
     x_train: Array
     y_train: Array
@@ -94,9 +94,7 @@ class RawData(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """A way in which a data set may lie in a directory.
-
-    expects: the file names, for messages.
+    """A file format of a data set in a directory. expects: the file names, for messages.
     read: (directory, info) -> arrays, or None if the files are not there; DataError if they are there and cannot be used.
     """
 
@@ -106,10 +104,10 @@ class Format:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that fedveil knows.
+    """A built-in data set.
 
-    folders: names of the folders in which its files may lie. files: what is downloaded. formats: in which it may lie there,
-    besides an npz archive of its name. by_hand: how to get it where no digest is known that a download could be checked with.
+    folders: names of the folders that may hold its files. files: downloads. formats: of its files, besides an npz archive of
+    its name. by_hand: how to get it if no digest is known that could check a download.
     """
 
     info: Info

@@ -38,7 +38,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as th
 
 
 def efficientnet_lite0(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What the network's last layer but one makes of each picture, enlarged to 96 x 96.
+    """Return the penultimate features of each picture, which is first enlarged to 96 x 96.
 
     Args:
         pictures: float32 [n, 3, height, width], values from 0 to 1.
@@ -72,7 +72,7 @@ def efficientnet_lite0(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @cache
 def _network() -> Any:
-    """The network with its weights, in evaluation mode."""
+    """Return the network with its weights, in evaluation mode."""
     import torch
 
     try:
@@ -91,11 +91,11 @@ SCALES = (0.8, 1.6)
 """Standard deviations of the smoothing, in pixels."""
 DIRECTIONS = 4
 CELLS = 7
-"""Cells a side that each map is averaged over."""
+"""Number of cells per side over which each map is averaged."""
 
 
 def oriented_gradients(pictures: Pictures) -> NDArray[np.float32]:
-    """The picture smoothed, and how much it rises and falls in four directions at two scales, averaged over 7 x 7 cells.
+    """Return the smoothed picture and its rises and falls in four directions at two scales, averaged over 7 x 7 cells.
 
     Each of the 17 maps a channel is half-wave rectified before it is averaged; square roots of the averages are returned.
 
@@ -128,9 +128,10 @@ def oriented_gradients(pictures: Pictures) -> NDArray[np.float32]:
 
 
 def mirrored_gradients(pictures: Pictures) -> Pictures:
-    """The sum of the oriented gradients of a picture and of its mirror image: left and right are not told apart.
+    """Return the sum of the oriented gradients of a picture and of its mirror image, which ignores left and right.
 
-    For pictures whose mirror images could be of the same data, such as photographs; half as many directions are left to learn.
+    For pictures whose mirror images could belong to the same data, such as photographs; this leaves half as many directions to
+    learn.
 
     Args:
         pictures: as for `oriented_gradients`.
@@ -142,13 +143,13 @@ def mirrored_gradients(pictures: Pictures) -> Pictures:
 
 
 def _both(pictures: Pictures, rows: Pictures, columns: Pictures) -> Pictures:
-    """A linear map of the rows, and one of the columns, of each picture."""
+    """Apply one linear map to the rows, and one to the columns, of each picture."""
     found: Pictures = np.matmul(np.matmul(rows, pictures), columns.T)
     return found
 
 
 def _smoothing(scale: float, side: int, order: Literal[0, 1] = 0) -> Pictures:
-    """Gaussian smoothing, or its derivative, of a line of pixels that goes on as it ends [side, side]."""
+    """Return the matrix of Gaussian smoothing, or of its derivative, for a line of pixels with repeated ends [side, side]."""
     from scipy.ndimage import gaussian_filter1d  # takes long to import
 
     matrix: Pictures = gaussian_filter1d(np.eye(side, dtype=np.float32), scale, axis=0, order=order, mode="nearest")
@@ -156,7 +157,7 @@ def _smoothing(scale: float, side: int, order: Literal[0, 1] = 0) -> Pictures:
 
 
 def _cells(side: int) -> Pictures:
-    """Averages of a line of pixels over cells of about the same length [CELLS, side]."""
+    """Return the matrix that averages a line of pixels over cells of about the same length [CELLS, side]."""
     found = np.zeros((CELLS, side), np.float32)
     for i in range(CELLS):
         first, end = i * side // CELLS, -(-(i + 1) * side // CELLS)
@@ -164,18 +165,18 @@ def _cells(side: int) -> Pictures:
     return found
 
 
-COUNT = 10_000
-"""Pictures that are drawn."""
+_COUNT = 10_000
+"""Number of pictures that are drawn."""
 _SEED = 20_260
 _MOST = 12
 _BRIGHT_GROUND = 0.3
 
 
-def random_shapes(shape: tuple[int, int, int], count: int = COUNT) -> NDArray[np.float32]:
-    """The same pictures each time, float32 [count, *shape] from 0 to 1.
+def random_shapes(shape: tuple[int, int, int], count: int = _COUNT) -> NDArray[np.float32]:
+    """Return pictures of random shapes, the same each time, float32 [count, *shape] from 0 to 1.
 
-    Up to eleven shapes lie over each other near the middle; their sides are spread evenly on a logarithmic scale, from one pixel
-    to nearly half the picture; three grounds in ten are not black.
+    Up to eleven shapes overlap near the middle. Their sides are spread evenly on a logarithmic scale, from one pixel to nearly
+    half the picture. Three backgrounds in ten are not black.
 
     Args:
         shape: channels, height, width.
@@ -200,23 +201,23 @@ def random_shapes(shape: tuple[int, int, int], count: int = COUNT) -> NDArray[np
 
 
 FLOOR = 1e-3
-"""Added to each variance, as a share of the largest: what hardly varies is not blown up."""
+"""Share of the largest variance that is added to each variance, so that nearly constant features are not inflated."""
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """Features [n, k] to (features - mean) @ matrix [n, m]."""
+    """A whitening map: features [n, k] to (features - mean) @ matrix [n, m]."""
 
     mean: NDArray[np.float32]
     matrix: NDArray[np.float32]
 
     def __call__(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The whitened features."""
+        """Return the whitened features."""
         return np.asarray((features - self.mean) @ self.matrix, dtype=np.float32)
 
 
 def whitening_of(parts: list[NDArray[np.float32]], components: int) -> Whitening:
-    """The whitening of public features; sets of examples count the same, whatever their size.
+    """Return the whitening of public features; each set of examples has the same weight, whatever its size.
 
     Args:
         parts: each [n_i, k]. components: principal components that are kept, at most k.
@@ -233,13 +234,13 @@ def whitening_of(parts: list[NDArray[np.float32]], components: int) -> Whitening
 
 
 def unit_variance(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each example's features with mean 0 and mean square 1, whatever the others are; an example without contrast becomes 0."""
+    """Scale each example's features to mean 0 and mean square 1; an example without contrast becomes 0."""
     centred = features - features.mean(axis=1, keepdims=True)
     return unit_power(centred)
 
 
 def unit_power(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Each example's features with mean square 1."""
+    """Scale each example's features to mean square 1."""
     power = np.sqrt(np.mean(features * features, axis=1, keepdims=True))
     found: NDArray[np.float32] = (features / np.maximum(power, 1e-6)).astype(np.float32)
     return found
@@ -252,23 +253,23 @@ FEATURES: dict[str, Feature] = {
 }
 """Built-in features by name: from float32 [n, *input_shape], divided by the data set's scale, to float32 [n, k]."""
 NETWORKS = {"efficientnet-lite0": f"EfficientNet-lite0, SHA-256 {DIGEST}"}
-"""Features that a public network makes, by name; their length is known from no examples, without loading the network."""
+"""Features that a public network makes, by name; an empty batch shows their length without loading the network."""
 SHAPES = "shapes"
-"""The name by which pictures that a program draws stand among the public data (`random_shapes`)."""
+"""The name of pictures drawn by a program (`random_shapes`) among the public data."""
 _VERSION = 2
 _MAPPED_AT_ONCE = 2000
-"""Public examples at once, for whitening."""
+"""Number of public examples per batch, for whitening."""
 _SHOWN, _ROUNDING = 8, 1e-3
-"""Public examples that show whether features of several depend on each other, by more than this."""
+"""Number of public examples for the test whether features of several examples depend on each other, and its tolerance."""
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """What makes features of examples, each by itself: a function, whitening by public data, then mean square 1.
+    """Feature extraction for single examples: a function, whitening with public data, then scaling to mean square 1.
 
     Args:
         name: as configured. make: see `FEATURES`. public: names of data sets, or SHAPES, that whiten them; empty: not whitened.
-        components: how many are kept of whitened features. data_dir, download: where public data sets are looked for.
+        components: number of whitened features. data_dir, download: where to look for public data sets.
     """
 
     name: str
@@ -279,7 +280,7 @@ class FeatureMap:
     download: bool = True
 
     def info(self, raw: Info) -> Info:
-        """What is public of the data set with these features."""
+        """Return the public facts about the data set with these features."""
         if raw.vocabulary:
             raise ConfigError(f"data.features = {self.name!r} takes numbers, and {raw.name} has tokens")
         for name in self.public:
@@ -294,10 +295,10 @@ class FeatureMap:
         return replace(raw, input_shape=(kept,), mean=(0.0,) * kept, std=(1.0,) * kept, scale=1.0)
 
     def of(self, raw: Dataset) -> Dataset:
-        """The data set with these features.
+        """Return the data set with these features.
 
         Raises:
-            ConfigError, DataError: they do not fit, mix examples, draw random numbers, or public data cannot be had.
+            ConfigError, DataError: they do not fit, mix examples, draw random numbers, or need public data that is not available.
         """
         made = self.info(raw.info)
         if self.name not in FEATURES:
@@ -307,14 +308,14 @@ class FeatureMap:
             whitening = self._whitening(raw.info)
             train, test = (self._whitened(x, raw.info.scale, whitening) for x in (raw.x_train, raw.x_test))
             if kept is not None:
-                with suppress(OSError):  # a cache that cannot be written costs time alone
+                with suppress(OSError):  # a cache that cannot be written only costs time
                     _write(kept, train, test)
             return replace(raw, info=made, x_train=train, x_test=test)
         with np.load(kept, allow_pickle=False) as file:
             return replace(raw, info=made, x_train=file["x_train"], x_test=file["x_test"])
 
     def _kept(self, raw: Dataset) -> Path | None:
-        """The file in the cache, for built-in functions of public data sets: of one's own data no copy is made."""
+        """Return the file in the cache, for built-in functions of public data sets; user-supplied data are never copied."""
         fetched = downloadable(raw.info.name) and raw.info == CATALOGUE[raw.info.name]
         if self.name not in FEATURES or not fetched:
             return None
@@ -324,16 +325,16 @@ class FeatureMap:
         return cache_root() / "features" / f"{digest.hexdigest()[:32]}.npz"
 
     def _refuse_mixing(self, x: NDArray[np.float32]) -> None:
-        """An error where public examples have other features together than each by itself: one client would move all others'."""
+        """Refuse features that differ for public examples in a batch and alone: one client would change those of all others."""
         alone = np.concatenate([self._features(one[None]) for one in x])
         if not np.allclose(self._features(x), alone, rtol=0, atol=_ROUNDING):
             raise ConfigError(
-                f"data.features = {self.name!r} makes other features of {len(x)} test examples together than of each by itself, "
-                f"and so mixes those of several clients: leave out what it computes over examples, such as their mean"
+                f"data.features = {self.name!r} computes different features for {len(x)} test examples together than for each "
+                f"alone, so it mixes examples of several clients: remove computations over examples, such as their mean"
             )
 
     def _features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: Any = deepcopy(self.make)(x)  # a fresh one, where it is an object that may keep something
+        found: Any = deepcopy(self.make)(x)  # a fresh copy if it is an object, which may store something
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 2 or len(found) != len(x):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
             raise ConfigError(f"data.features = {self.name!r} makes {kind} of {len(x)} examples; it must be float32 [n, k]")
@@ -342,9 +343,9 @@ class FeatureMap:
         return unit_variance(found)
 
     def _whitened(self, x: NDArray[Any], scale: float, whitening: Whitening | None) -> NDArray[np.float32]:
-        """Each example alone: in a batch its place and the others' number would decide how it is rounded."""
+        """Whiten each example alone: in a batch, its rounding would depend on its position and on the number of the others."""
         parts, draws = drawing(lambda x: [self._features(one) for one in _batches(x, scale, 1)], x)
-        if draws and self.name not in FEATURES:  # whose networks draw initial weights when they are first called
+        if draws and self.name not in FEATURES:  # networks draw initial weights when they are first called
             raise ConfigError(
                 f"data.features = {self.name!r} draws random numbers, so that features of one example would follow from how many "
                 f"were drawn for others: make a fixed function of it, and networks once, outside of it"
@@ -373,7 +374,7 @@ def _batches(x: NDArray[Any], scale: float, size: int) -> Iterator[NDArray[np.fl
 
 
 def _write(path: Path, train: NDArray[np.float32], test: NDArray[np.float32]) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     owner_only_folder(path.parent)
     with Drafts(private=True) as drafts:

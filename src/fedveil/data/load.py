@@ -18,7 +18,7 @@ from fedveil.errors import DataError
 
 
 def formats(info: Info) -> tuple[Format, ...]:
-    """The formats of a data set, in the order in which they are looked for."""
+    """Return the formats of a data set, in the order in which they are tried."""
     return (plain(info), *catalogue.DATA_SETS[info.name].formats)
 
 
@@ -31,10 +31,10 @@ _OWN: dict[str, Reader] = {}
 
 
 def register(info: Info) -> Callable[[Reader], Reader]:
-    """Register a custom data set: a decorator for the function that reads it.
+    """Register a custom data set; decorates the function that reads it.
 
     Args:
-        info: what is public about it; where train_size and test_size are not 0, what is read must have these sizes.
+        info: its public facts; if train_size and test_size are not 0, the data must have these sizes.
 
     Raises:
         ConfigError: another data set has the name.
@@ -49,12 +49,12 @@ def register(info: Info) -> Callable[[Reader], Reader]:
 
 
 def load(name: str, data_dir: str | Path | None = None, download: bool = True) -> Dataset:
-    """Data set `name`, from the first place that has it.
+    """Load data set `name` from the first place that has it.
 
     Places, in order: `data_dir`; the directory in the environment variable FEDVEIL_DATA; a system copy (Debian's package
     dataset-fashion-mnist); the user's cache; if `download`, the usual public place, checked by its digest and kept in the
     cache. In each directory the files may lie directly or in a folder named after the data set. Embedded sets need none.
-    Raises ConfigError for an unknown name and DataError, which says what was looked for where, if there is no usable copy.
+    Raises ConfigError for an unknown name, and DataError with the places that were tried if there is no usable copy.
     """
     info = catalogue.info(name)
     if name in _OWN:
@@ -83,7 +83,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
 
 
 def located(name: str, data_dir: str | Path | None = None) -> str:
-    """Where on this machine the copy of a data set lies that `load` would take, or an empty string; nothing is downloaded."""
+    """Return the path of the copy that `load` would read, or an empty string; nothing is downloaded."""
     info = catalogue.info(name)
     if info.embedded:
         return "embedded"

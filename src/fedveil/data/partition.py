@@ -22,20 +22,20 @@ Generator = np.random.Generator
 
 
 def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Uniformly at random."""
+    """Deal examples out uniformly at random."""
     owner = np.full(len(labels), -1, dtype=np.int64)
-    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    sizes = _equal_sizes(len(labels), options.clients, options.examples_per_client)
     owner[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(np.arange(options.clients), sizes)
     return owner, {}
 
 
 def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Label by label in Dirichlet proportions."""
-    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    """Deal each label out in Dirichlet proportions."""
+    _need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     totals = np.bincount(labels)
     tries = options.max_tries if options.too_small == "resample" else 1
     for _ in range(tries):
-        counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+        counts = _dirichlet_counts(totals, options.clients, options.alpha, rng)
         smallest = int(counts.sum(axis=0).min())
         if smallest >= options.min_size:
             return owners(labels, counts, rng), {}
@@ -45,23 +45,23 @@ def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generat
             f"{options.min_size} examples (the smallest client of the last draw has {smallest}); take a larger alpha, fewer "
             "clients, a smaller min_size (0 allows clients without data), or too_small = 'top-up'"
         )
-    return top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
+    return _top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
 
 
 def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Shards of examples sorted by label."""
+    """Deal out shards of examples sorted by label."""
     pieces = options.clients * options.per_client
-    need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
+    _need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
     by_label = rng.permutation(len(labels))
     by_label = by_label[np.argsort(labels[by_label], kind="stable")]
-    shard = np.repeat(np.arange(pieces), equal_sizes(len(labels), pieces, None))
+    shard = np.repeat(np.arange(pieces), _equal_sizes(len(labels), pieces, None))
     owner = np.empty(len(labels), dtype=np.int64)
     owner[by_label] = rng.permutation(pieces)[shard] // options.per_client
     return owner, {}
 
 
-def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """The same number of labels for each client."""
+def _label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Give each client the same number of labels."""
     held = np.unique(labels)
     if options.labels_per_client > len(held):
         raise ConfigError(f"label-count: labels_per_client = {options.labels_per_client}, but the data hold only {len(held)}")
@@ -70,17 +70,17 @@ def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Gene
             f"label-count: {options.clients} clients with {options.labels_per_client} labels each cannot hold all "
             f"{len(held)} labels; take more clients or more labels for each"
         )
-    holds = balanced_choice(options.clients, len(held), options.labels_per_client, rng)
+    holds = _balanced_choice(options.clients, len(held), options.labels_per_client, rng)
     counts = np.zeros((int(held[-1]) + 1, options.clients), dtype=np.int64)
     for label, holders in zip(held, holds.T, strict=True):
         total = int((labels == label).sum())
-        need_enough(total, int(holders.sum()), f"{int(holders.sum())} clients that hold label {label}")
-        counts[label, holders] = equal_sizes(total, int(holders.sum()), None)
+        _need_enough(total, int(holders.sum()), f"{int(holders.sum())} clients that hold label {label}")
+        counts[label, holders] = _equal_sizes(total, int(holders.sum()), None)
     return owners(labels, counts, rng), {}
 
 
 def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Natural users, in ascending order of their ids."""
+    """Make natural users the clients, in ascending order of their ids."""
     if users is None:
         raise ConfigError("users: this data set has no natural users; choose another kind of partition")
     ids, who = np.unique(users, return_inverse=True)
@@ -93,22 +93,22 @@ def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> O
     return rank[who], {"users": ids[chosen]}
 
 
-def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
-    """`each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
-    need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
+def _equal_sizes(total: int, clients: int, each: int | None) -> Ints:
+    """Return `each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
+    _need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
     if each is not None:
         return np.full(clients, each, dtype=np.int64)
     return np.diff(np.arange(clients + 1, dtype=np.int64) * total // clients)
 
 
-def need_enough(available: int, wanted: int, what: str) -> None:
-    """ConfigError if more examples are requested than exist."""
+def _need_enough(available: int, wanted: int, what: str) -> None:
+    """Raise ConfigError if more examples are requested than exist."""
     if wanted > available:
         raise ConfigError(f"{what} need {wanted} examples; there are {available}")
 
 
-def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
-    """Examples of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
+def _dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -> Ints:
+    """Return counts of each label (rows) for each client (columns): cumulative Dirichlet proportions, rounded down."""
     shares = rng.dirichlet(np.full(clients, alpha), size=len(totals))
     cuts = np.floor(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
     cuts = np.minimum(cuts, totals[:, None])
@@ -117,7 +117,7 @@ def dirichlet_counts(totals: Ints, clients: int, alpha: float, rng: Generator) -
 
 
 def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
-    """Random examples for counts[label, client]; what the counts leave over stays without owner."""
+    """Choose random examples for counts[label, client]; examples beyond the counts have no owner."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -128,10 +128,10 @@ def owners(labels: Ints, counts: Ints, rng: Generator) -> Ints:
     return owner
 
 
-def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
-    """Mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
+def _balanced_choice(clients: int, choices: int, each: int, rng: Generator, start: Ints | None = None) -> NDArray[np.bool_]:
+    """Return a mask (clients, choices): `each` different choices per client, every choice taken equally often within one.
 
-    Each client takes those least taken so far, ties by lot. start: how often each choice is already taken.
+    Each client takes those least taken so far, with random ties. start: how often each choice is already taken.
     """
     counts = np.zeros(choices, dtype=np.int64) if start is None else start.copy()
     mask = np.zeros((clients, choices), dtype=bool)
@@ -142,7 +142,7 @@ def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start
     return mask
 
 
-def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, barred: tuple[int, int] | None = None) -> Ints:
+def _top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, barred: tuple[int, int] | None = None) -> Ints:
     """Move random examples from clients above `least` to clients below it, the largest first.
 
     barred: (client, label): this client is never given this label.
@@ -169,13 +169,13 @@ def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, 
 
 
 def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Iid of equal sizes; the curious client's examples are drawn from the public labels alone."""
+    """Deal out IID examples of equal sizes; the curious client gets only public labels."""
     extras = _checked(options, labels)
-    sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
+    sizes = _equal_sizes(len(labels), options.clients, options.examples_per_client)
     own = int(sizes[options.curious])
     shuffled = rng.permutation(len(labels))
     public = shuffled[labels[shuffled] != options.private_label]
-    need_enough(len(public), own, "the curious client's share of the public labels")
+    _need_enough(len(public), own, "the curious client's share of the public labels")
     owner = np.full(len(labels), -1, dtype=np.int64)
     owner[public[:own]] = options.curious
     rest = rng.permutation(np.flatnonzero(owner < 0))
@@ -185,8 +185,8 @@ def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generat
     return owner, extras
 
 
-def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Distribution I."""
+def _ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Deal examples out by Distribution I."""
     extras = _checked(options, labels)
     totals = np.bincount(labels)
     public = np.delete(np.arange(len(totals)), options.private_label)
@@ -194,13 +194,13 @@ def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> O
     if options.labels_per_client - 1 > len(public):
         raise ConfigError(f"ladp-1: labels_per_client = {options.labels_per_client}, but only {len(public)} labels are public")
     share = options.private_share if options.private_share is not None else float(totals[options.private_label] / totals.sum())
-    holds = balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
+    holds = _balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
     size = _size(options, holds, public, share, totals)
     return owners(labels, _ladp1_counts(options, holds, public, share, size, len(totals)), rng), extras
 
 
 def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, totals: Ints) -> int:
-    """The size asked for, or the largest that no label is too rare for (found by bisection: demand grows with size)."""
+    """Return the requested size, or the largest for which no label is too rare (by bisection: demand grows with size)."""
 
     def fits(size: int) -> bool:
         return bool((_ladp1_counts(options, holds, public, share, size, len(totals)).sum(axis=1) <= totals).all())
@@ -224,7 +224,7 @@ def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, 
 
 
 def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, size: int, classes: int) -> Ints:
-    """Table (labels, clients): the private share, then the rest equally over the client's public labels."""
+    """Return a table (labels, clients): the private share, then the rest equally over the client's public labels."""
     private = np.full(options.clients, max(1, int(size * share)), dtype=np.int64)
     private[options.curious] = 0
     quotient, remainder = np.divmod(size - private, options.labels_per_client - 1)
@@ -235,17 +235,17 @@ def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share:
     return counts
 
 
-def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
-    """Distribution II."""
+def _ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
+    """Deal examples out by Distribution II."""
     extras = _checked(options, labels)
-    need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
+    _need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     private, totals = options.private_label, np.bincount(labels)
-    counts = dirichlet_counts(totals, options.clients, options.alpha, rng)
+    counts = _dirichlet_counts(totals, options.clients, options.alpha, rng)
     alpha = options.alpha if options.private_alpha is None else options.private_alpha
-    others = dirichlet_counts(totals[[private]], options.clients - 1, alpha, rng)[0]
+    others = _dirichlet_counts(totals[[private]], options.clients - 1, alpha, rng)[0]
     counts[private] = np.insert(others, options.curious, 0)
     owner = owners(labels, counts, rng)
-    return top_up(owner, labels, options.clients, options.min_size, rng, barred=(options.curious, private)), extras
+    return _top_up(owner, labels, options.clients, options.min_size, rng, barred=(options.curious, private)), extras
 
 
 def _checked(options: Isolation | Ladp1 | Ladp2, labels: Ints) -> dict[str, Any]:
@@ -263,11 +263,11 @@ _KINDS: dict[str, Callable[..., Owners]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
-    "label-count": label_count,
+    "label-count": _label_count,
     "users": users,
     "private-label-isolation": isolation,
-    "ladp-1": ladp1,
-    "ladp-2": ladp2,
+    "ladp-1": _ladp1,
+    "ladp-2": _ladp2,
 }
 
 
@@ -280,7 +280,7 @@ class ClientIndices(Sequence[Ints]):
 
     @classmethod
     def from_owners(cls, owner: Ints, clients: int) -> ClientIndices:
-        """From the owner of each example, -1 for none."""
+        """Make a partition from the owner of each example, -1 for none."""
         sizes = np.bincount(owner[owner >= 0], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(sizes.sum()) :]
         return cls(order.astype(np.int64), np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
@@ -328,7 +328,7 @@ class Partition:
         return len(self.clients)
 
     def indices(self, client: int) -> Ints:
-        """The examples of one client."""
+        """Return the examples of one client."""
         return self.clients[client]
 
     @property
@@ -337,13 +337,13 @@ class Partition:
         return self.clients.sizes
 
     def label_counts(self, labels: Ints, classes: int) -> Ints:
-        """Table (clients, classes) of how many examples of each label each client has."""
+        """Return a table (clients, classes) of the number of examples of each label."""
         owner = np.repeat(np.arange(len(self)), self.sizes)
         flat = np.bincount(owner * classes + labels[self.clients.order], minlength=len(self) * classes)
         return flat.reshape(len(self), classes)
 
     def checked(self, examples: int) -> Ints:
-        """All examples that clients hold, in one array.
+        """Return all examples that clients hold, in one array.
 
         Args:
             examples: of the training set.
@@ -367,7 +367,7 @@ class Partition:
         return order
 
     def fingerprint(self) -> str:
-        """SHA-256 over all index arrays: equal for equal partitions."""
+        """Return the SHA-256 over all index arrays, equal for equal partitions."""
         arrays = (np.ascontiguousarray(part, dtype="<i8") for part in (self.clients.offsets, self.clients.order))
         return hashlib.sha256(b"".join(part.tobytes() for part in arrays)).hexdigest()
 
@@ -384,9 +384,9 @@ def partition(
 ) -> Partition:
     """Partition the training examples among clients; the same arguments give the same partition.
 
-    kind: one of PARTITIONS. labels: (examples,) integers from 0. clients: how many; may be left out where the kind has a
-    default. users: (examples,) ids of the natural users, needed by kind "users" alone.
-    among: indices of the examples that may be dealt out, e.g. what a public split leaves; None is all.
+    kind: one of PARTITIONS. labels: (examples,) integers from 0. clients: their number; may be left out if the kind has a
+    default. users: (examples,) ids of the natural users, only for kind "users". among: indices of the examples to deal out, such
+    as those outside a public split; None is all.
     options: those of the kind, see partition_options.
     Raises ConfigError for unknown kinds or options, impossible values, and what the data set cannot provide.
     """
@@ -397,7 +397,7 @@ def partition(
 def from_options(
     options: BaseModel, labels: NDArray[Any], *, seed: int, users: NDArray[Any] | None = None, among: NDArray[Any] | None = None
 ) -> Partition:
-    """As `partition`, from an option model that a configuration has already checked."""
+    """Do the same as `partition`, from options that a configuration has already checked."""
     kind = str(options.kind)  # type: ignore[attr-defined]
     values = _integers(labels, "labels")
     people = None if users is None else _integers(users, "users")
@@ -415,7 +415,7 @@ def from_options(
 
 
 def need_strata(data: Info, options: BaseModel) -> None:
-    """Refuse a partition by class of examples that do not have one class each.
+    """Refuse to partition by class examples that do not have exactly one class.
 
     Raises:
         ConfigError: of such a partition.
@@ -464,6 +464,6 @@ def _subset(among: NDArray[Any] | None, total: int) -> Ints:
 
 
 def checked_options(table: Mapping[str, Any]) -> BaseModel:
-    """The option model of a configured partition `{kind = ..., ...}`; errors as `partition`."""
+    """Return the option model of a configured partition `{kind = ..., ...}`; errors as for `partition`."""
     options = dict(table)
     return _options(str(options.pop("kind", "iid")), options)

@@ -13,7 +13,7 @@ TooSmall = Literal["resample", "top-up"]
 
 
 class Options(BaseModel):
-    """What all kinds share: the number of clients."""
+    """The option that all kinds share: the number of clients."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     clients: Count
@@ -30,7 +30,7 @@ class Iid(Options):
 
 
 class Dirichlet(Options):
-    """Each label is divided in proportions drawn from a symmetric Dirichlet distribution over the clients (Hsu et al. 2019).
+    """Split each label in proportions drawn from a symmetric Dirichlet distribution over the clients (Hsu et al. 2019).
 
     alpha: concentration; small is uneven. min_size: fewest examples a client may have; 0 allows clients without data.
     too_small: what to do while a client has fewer: draw again (at most max_tries times), or take from the largest clients.
@@ -58,7 +58,7 @@ class LabelCount(Options):
 
 
 class Users(BaseModel):
-    """One client is one natural user; fewer clients than users are a random choice of users.
+    """Natural users as clients; with fewer clients than users, a random choice of users.
 
     clients: None means all users.
     """
@@ -69,7 +69,7 @@ class Users(BaseModel):
 
 
 class Isolation(Options):
-    """Iid of equal sizes, except that the curious client has nothing of the private label (LaDP-FL, section VII-A).
+    """IID with equal sizes, except that the curious client has no example of the private label (LaDP-FL, section VII-A).
 
     private_label: the label; curious: index of the curious client. examples_per_client: exactly so many each; None deals
     everything out.

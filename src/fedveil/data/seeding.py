@@ -1,11 +1,11 @@
-"""Random generators that depend on a seed and a purpose, and on nothing else; and draws by owner.
+"""Random generators that depend only on a seed and a purpose; and draws by owner.
 
-A split that is drawn over the examples of all clients together depends on how many each has: one example less at one client, and
-the others train on other examples. The clip of one client bounds none of that. `draws` gives an owner's examples numbers that
-depend on its own lot and on their places among its examples alone.
+A split over the examples of all clients together depends on how many each has: with one example less at one client, the others
+would train on different examples, which no clip bounds. `draws` gives an owner's examples numbers that depend only on the owner's
+lot and on their positions among its examples.
 
-The global generators of torch, numpy and Python belong to all threads of a process. What seeds them, draws and puts them back
-does so within its `turn`.
+All threads of a process share the global generators of torch, numpy and Python. Code that seeds, uses and restores them takes a
+`turn`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Wait until no other thread trains or reads data with fedveil, and keep them waiting meanwhile; turns may nest."""
+    """Wait until no other thread trains or reads data with fedveil, and make the others wait meanwhile; turns may nest."""
     lock = _lock
     if not lock.acquire(blocking=False):
         _log.info("another thread trains or reads data with fedveil; this one waits, since both use the global generators")
@@ -41,7 +41,7 @@ def turn() -> Iterator[None]:
 
 
 def _renew() -> None:
-    """A forked process has one thread: what the others of its parent hold is never given back there."""
+    """Reset the lock in a forked process, where threads of the parent that held it no longer exist."""
     global _lock
     _lock = threading.RLock()
 
@@ -51,20 +51,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A generator of its own for each (seed, purpose); seed: a non-negative integer. ConfigError otherwise."""
+    """Return a separate generator for each (seed, purpose); seed: a non-negative integer. ConfigError otherwise."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; give a non-negative integer")
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=tuple(purpose.encode())))
 
 
 def lots(names: Iterable[str]) -> NDArray[np.uint64]:
-    """A number for each name that depends on nothing else: a hash."""
+    """Return a hash of each name as a number."""
     each = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(each), dtype="<u8").astype(np.uint64)
 
 
 def draws(lots: NDArray[np.uint64], owners: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A number for each example from its owner's lot and its place among that owner's examples (SplitMix64).
+    """Return a number for each example from its owner's lot and its position among that owner's examples (SplitMix64).
 
     Args:
         lots: of the owners, by code. owners: code of each example's owner, from 0.
@@ -78,7 +78,7 @@ def draws(lots: NDArray[np.uint64], owners: NDArray[np.int64]) -> NDArray[np.uin
 
 
 def places(owners: NDArray[np.int64], by: NDArray[Any] | None = None) -> NDArray[np.int64]:
-    """The place of each example among its owner's, from 0: in the order of the rows, or by `by`."""
+    """Return the position of each example among its owner's, from 0: in the order of the rows, or by `by`."""
     order = np.lexsort((owners,) if by is None else (by, owners))
     sizes = np.bincount(owners)
     place = np.empty(len(order), dtype=np.int64)

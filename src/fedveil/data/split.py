@@ -24,9 +24,9 @@ def public_split(
     """Take a random public part out of `total` training examples, before they are partitioned among clients.
 
     fraction: between 0 and 1, rounded down; or size: number of examples; exactly one of them.
-    users: whose each example is [total], where they are the clients; with fraction alone. Of each user's examples that share is
-    public, rounded up or down at random, and at most all but one; what the others have changes nothing of it.
-    Returns the ascending indices (private, public), neither of them empty; hand the first to `partition` as `among`.
+    users: the owner of each example [total], if users are the clients; only with fraction. That share of each user's examples is
+    public, rounded up or down at random, and at most all but one; it does not depend on other users. Returns the ascending
+    indices (private, public), neither of them empty; hand the first to `partition` as `among`.
     """
     if (fraction is None) == (size is None):
         raise ConfigError("a public split needs either public_fraction or public_size, and not both")
@@ -42,7 +42,7 @@ def public_split(
 
 
 def _public_of_each(users: NDArray[Any], fraction: float, seed: int) -> tuple[Ints, Ints]:
-    """The public split of each user's examples, from a stream of its own."""
+    """Return the public split of each user's examples, from a separate stream for each user."""
     ids, who = np.unique(users, return_inverse=True)
     sizes, rounding = np.bincount(who), lots(f"public split, rounding\n{seed}\n{one}" for one in ids) / 2.0**64
     shown = _part(who, np.minimum(np.floor(fraction * sizes + rounding), sizes - 1), "public split", seed, ids)
@@ -55,9 +55,9 @@ def _public_of_each(users: NDArray[Any], fraction: float, seed: int) -> tuple[In
 
 
 def _part(owners: Ints, counts: NDArray[Any], purpose: str, seed: int, names: Iterable[Any]) -> NDArray[np.bool_]:
-    """A random `counts` of each owner's examples, whatever the others have.
+    """Choose `counts` random examples of each owner, independently of the others.
 
-    names: of the owners; the stream of each follows from its name, the seed and the purpose.
+    names: of the owners; the stream of each depends on its name, the seed and the purpose.
     """
     own = draws(lots(f"{purpose}\n{seed}\n{name}" for name in names), owners)
     return np.asarray(places(owners, own) < counts[owners], dtype=np.bool_)
@@ -81,14 +81,14 @@ def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tu
 
 
 def held_for_tests(sizes: NDArray[Any] | float, fraction: float) -> NDArray[Any]:
-    """How many of so many examples each a client keeps for testing."""
+    """Return the number of test examples of each client, from the clients' numbers of examples."""
     return np.asarray(np.clip(np.floor(fraction * np.asarray(sizes) + 0.5), 0, np.maximum(np.asarray(sizes) - 1, 0)))
 
 
 def split_within_users(dataset: Dataset, test_fraction: float) -> Dataset:
-    """The same examples, split so that every natural user is on both sides.
+    """Split the same examples so that every natural user is on both sides.
 
-    Needed where the official split separates the users (UCI HAR has 21 users in training, 9 others in test) and every user is
+    Needed if the official split separates the users (UCI HAR has 21 users in training, 9 others in test) and every user is
     to be a client. For each user and label the last `test_fraction` of the examples in file order, rounded down, become test
     examples: neighbouring windows of a signal overlap, and this way only those at the cut do.
     test_fraction: between 0 and 1. DataError if the data set has no users; ConfigError if no test example remains.

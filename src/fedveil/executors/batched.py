@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ON_A_CPU = 16
+_ON_A_CPU = 16
 """Clients trained at once on a CPU, where more gain nothing."""
 
 
@@ -153,7 +153,7 @@ class Batched:
     def _fitting(self) -> int:
         """Return how many clients fit into half of the free memory: model, gradient, update and optimiser state, twice over."""
         if self.device.type != "cuda":
-            return ON_A_CPU
+            return _ON_A_CPU
         per_client = 16 * 4 * self.context.model.layout.dimension
         free: int = torch.cuda.mem_get_info(self.device)[0]
         return max(1, free // 2 // per_client)

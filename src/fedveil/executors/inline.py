@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
 
 MOST_ROWS = 32
-AT_ONCE = 8 * MOST_ROWS
+_AT_ONCE = 8 * MOST_ROWS
 """Number of clients searched for equal shapes; their updates stay in memory until they are sealed."""
 
 _log = logging.getLogger(__name__)
@@ -154,5 +154,5 @@ class Inline:
             yield from (client_round(self.context, task) for task in tasks)
             return
         todo = iter(tasks)
-        while part := list(islice(todo, AT_ONCE)):
+        while part := list(islice(todo, _AT_ONCE)):
             yield from self._stacks.outcomes(part)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 _received: list[int] = []
@@ -21,7 +21,7 @@ def end_alike() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield _received
         return
-    handled = [number for number in ENDING if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL]
+    handled = [number for number in _ENDING if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL]
     for number in handled:
         signal.signal(number, _end)
     try:
@@ -46,7 +46,7 @@ def put_off() -> Iterator[None]:
         yield
         return
     late: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: late.append(number)) for number in ENDING if _handled(number)}
+    before = {number: signal.signal(number, lambda number, frame: late.append(number)) for number in _ENDING if _handled(number)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     try:
         yield
@@ -71,7 +71,7 @@ def ends_on_interrupt() -> bool:
 def begin_worker(ends: bool) -> None:
     """Set a worker's signals: an interruption from the terminal, which reaches all processes, ends it at once or not at all."""
     signal.signal(signal.SIGINT, signal.SIG_DFL if ends else signal.SIG_IGN)
-    for number in ENDING:
+    for number in _ENDING:
         if number == signal.SIGTERM or signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -141,11 +141,11 @@ def _share_vectors(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], co
         if isinstance(release, SealedUpload):
             upload = release.upload
             vector = context.door.released_bits(upload)
-            in_row(row, vector.dtype, context).copy_(vector)
+            _in_row(row, vector.dtype, context).copy_(vector)
             integers = None if upload.integers is None else EMPTY
             release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
         elif isinstance(release, Contribution):
-            target = in_row(row, release.sealed.dtype, context)
+            target = _in_row(row, release.sealed.dtype, context)
             sealed = total.add(release.sealed, target)
             if sealed is release.sealed:  # floating-point numbers
                 target.copy_(sealed)
@@ -155,7 +155,7 @@ def _share_vectors(outcomes: Iterable[Outcome], rows: Sequence[torch.Tensor], co
     return answer
 
 
-def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
+def _in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
     """Return a row [D] of int64 viewed as `kind`: integers, or the floats of a release that promises nothing."""
     return row.view(kind)[: context.door.parts.dimension]
 
@@ -197,7 +197,7 @@ def forks(engine: str) -> bool:
 
 
 @contextmanager
-def without_gpu() -> Iterator[None]:
+def _without_gpu() -> Iterator[None]:
     """Hide the GPU from processes started in the block: children of a process that used a GPU could not train."""
     before = os.environ.get(_DEVICES)
     os.environ[_DEVICES] = ""
@@ -319,7 +319,7 @@ class ProcessPool:
         arguments = (self.context, SharedMemory(self._models, self._rows, self._arena.handle), theirs, *parent, self.stacked)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         try:
-            with without_gpu() if self.context.in_children and not self._forks else nullcontext():
+            with _without_gpu() if self.context.in_children and not self._forks else nullcontext():
                 process.start()
         except (AttributeError, RuntimeError, TypeError, PicklingError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0]
@@ -450,7 +450,7 @@ class ProcessPool:
         elif isinstance(release, SealedUpload):
             release = replace(release, upload=self._opened_upload(release.upload, self._filled(self._row_of[index])))
         else:
-            release = replace(release, sealed=in_row(self._filled(self._row_of[index]), release.sealed.dtype, self.context))
+            release = replace(release, sealed=_in_row(self._filled(self._row_of[index]), release.sealed.dtype, self.context))
         return replace(outcome, release=release, policy_state=state)
 
     def _filled(self, row: int) -> torch.Tensor:
@@ -462,7 +462,7 @@ class ProcessPool:
 
     def _opened_upload(self, upload: Upload, row: torch.Tensor) -> Upload:
         if upload.integers is None:
-            update, extras = self.context.door.parts.parted(in_row(row, torch.float32, self.context))
+            update, extras = self.context.door.parts.parted(_in_row(row, torch.float32, self.context))
             return replace(upload, vector=update, extras=extras)
         return self.context.door.decoded(upload, row, upload.plan)
 

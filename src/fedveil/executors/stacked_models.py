@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel, Layout
 
     Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
-    "From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."
+    "Function from the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."
     Losses = Callable[[Tensor, Tensor], Tensor]
-    "From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."
+    "Function from outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."
 
 
 @dataclass
@@ -310,9 +310,9 @@ def gradients(
     return losses.detach(), grads
 
 
-LEAST_CLIENTS = 32
+_LEAST_CLIENTS = 32
 """Number of clients per round from which stacking is chosen automatically."""
-MOST_PRODUCTS = 2**21
+_MOST_PRODUCTS = 2**21
 """Largest product of parameters and batch size for which it is chosen: above, matrix products dominate the time."""
 
 _ALIGNED = 32
@@ -348,7 +348,7 @@ def _is_dense(model: FlatModel) -> bool:
 
 def worthwhile(model: FlatModel, spec: LocalSpec, clients: int) -> bool:
     """Return whether stacking so many clients per round is faster (docs/performance.md)."""
-    return clients >= LEAST_CLIENTS and model.layout.dimension * spec.batch_size <= MOST_PRODUCTS
+    return clients >= _LEAST_CLIENTS and model.layout.dimension * spec.batch_size <= _MOST_PRODUCTS
 
 
 def dense(module: nn.Module) -> Forward:

@@ -79,7 +79,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
     if dataset is None:
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
-    refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
+    _refuse_timed(spec.unit, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := spec.features) is not None:
         dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
@@ -98,7 +98,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
         )
     elif shared := int(np.isin(partition.checked(len(dataset.y_train)), public_part).sum()):
         raise ConfigError(
-            f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
+            f"the partition that you passed in gives clients {shared} of the {len(public_part)} examples that "
             f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "
             f"seed={seed}, fraction={section.public_fraction:g}{', users=data.users_train' * by_user})[1] gives of the "
             f"n = {len(dataset.y_train)} training examples"
@@ -113,7 +113,7 @@ def prepare(spec: DataSpec, dataset: Dataset | None = None, partition: Partition
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
-def refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
+def _refuse_timed(unit: Unit, dataset: Dataset, kind: object) -> None:
     """Refuse a split in which one record's time decides on what others are trained: neighbouring data would differ in more.
 
     If records are protected, a share of the latest records compares their times. If clients are made by dividing the training

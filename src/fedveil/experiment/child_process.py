@@ -26,7 +26,7 @@ from fedveil.release.noise import Randomness
 Stage = Callable[[str], None]
 """Callback that names the next step, in words that complete "while"."""
 
-SILENT = 120.0
+_SILENT = 120.0
 """Seconds without a named step after which a child counts as hanging."""
 _POLL = 0.2
 _KINDS = {kind.__name__: kind for kind in (ConfigError, DataError)}
@@ -36,7 +36,7 @@ class ChildHung(FedveilError):
     """Raised for a child that reported nothing for too long, and was killed."""
 
 
-def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> Any:
+def in_child(act: Callable[[Stage], Any], what: str, silent: float = _SILENT) -> Any:
     """Run `act` in a child process and return its plain JSON values; run it in this process if no child can be forked.
 
     Args:

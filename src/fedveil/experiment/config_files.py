@@ -33,7 +33,7 @@ def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str 
     if wrong:
         raise ConfigError(
             f"{key}: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: "
-            f"put the run's own file there, or name another in a configuration of yours"
+            f"restore the run's file, or name another file in your own configuration"
         )
     if not trusted and not all(module_of(plugin) in sys.modules for plugin in plugins):
         listed = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)

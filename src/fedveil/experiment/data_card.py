@@ -206,9 +206,8 @@ def _require_here(path: Path) -> None:
         return
     if elsewhere:
         raise ConfigError(
-            f"{path} is a run over several machines: its clients' examples are on theirs, and this needs them here: give "
-            f"{path / 'config.toml'} where this machine has the data that it names, or a configuration with its sections method, "
-            f"training and privacy"
+            f"{path} is a run over several machines, whose clients' examples are not on this one: give {path / 'config.toml'} if "
+            f"this machine has the data that it names, or another configuration with its sections method, training and privacy"
         )
 
 

@@ -130,7 +130,7 @@ def require_new(path: Path) -> None:
         ConfigError: something else is there.
     """
     if path.exists() and not (path.is_dir() and unbegun(path)):
-        hint = f"; an interrupted run there goes on with --resume {path}" if _is_interrupted(path) else ""
+        hint = f"; resume an interrupted run with --resume {path}" if _is_interrupted(path) else ""
         raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out{hint}")
 
 

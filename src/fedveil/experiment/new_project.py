@@ -13,10 +13,10 @@ from fedveil.experiment.config import Config, parse
 from fedveil.ledger.files import new_folder
 from fedveil.methods.method_registry import METHODS
 
-TEMPLATES = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
 """Folder of templates: one for each task, and `shared`, the project `starter` except for its data, which make_*.py writes."""
 
-PROJECTS = tuple(sorted(folder.name for folder in TEMPLATES.iterdir() if folder.is_dir() and folder.name != "shared"))
+PROJECTS = tuple(sorted(folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != "shared"))
 """Tasks for which a starter project exists."""
 
 
@@ -52,7 +52,7 @@ def _check(name: str) -> None:
 
 def _write(project: Path, name: str, task: str) -> None:
     """Write the shared files and those of the task; a file that both have begins with the shared part."""
-    for file, text in (*_texts(TEMPLATES / "shared"), *_texts(TEMPLATES / task)):
+    for file, text in (*_texts(_TEMPLATES / "shared"), *_texts(_TEMPLATES / task)):
         with (project / file.replace("starter", name)).open("a", encoding="utf-8") as out:
             out.write(text.replace("starter", name))
     (program,) = project.glob("make_*.py")

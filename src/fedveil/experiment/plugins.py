@@ -36,27 +36,27 @@ def _register_data(info: Info) -> Callable[[Any], Any]:
     return register(info)
 
 
-REGISTRARS: dict[type, Callable[[Any], Any]] = {
+_REGISTRARS: dict[type, Callable[[Any], Any]] = {
     MethodConfig: method_registry.register,
     Task: register_task,
     Info: _register_data,
     str: register_model,
 }
-"""What registers a class that derives from each, or an object of it."""
+"""The function that registers subclasses or instances of each type."""
 
 
 def register(thing: Any) -> Any:
     """Register a user-defined method or task: a decorator of its class, whose `name` a configuration then gives.
 
-    `register("my-net")` is the decorator of what makes a model, `register(Info(...))` that of what reads a data set.
+    `register("my-net")` decorates a function that makes a model, `register(Info(...))` a function that reads a data set.
 
     Raises:
         ConfigError: nothing that can be registered; a part is missing; another has the name.
     """
     for base in thing.__mro__ if isinstance(thing, type) else type(thing).__mro__:
-        if base in REGISTRARS:
-            return REGISTRARS[base](thing)
-    kinds = ", ".join(kind.__name__ for kind in REGISTRARS)
+        if base in _REGISTRARS:
+            return _REGISTRARS[base](thing)
+    kinds = ", ".join(kind.__name__ for kind in _REGISTRARS)
     raise ConfigError(f"{thing!r} cannot be registered: derive it from, or give, one of {kinds}")
 
 
@@ -86,7 +86,7 @@ def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
 
 
 def module_of(plugin: str) -> str:
-    """The name of the module that a plugin becomes."""
+    """Return the name of the module that a plugin becomes."""
     return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 
@@ -109,7 +109,7 @@ def digests(plugins: Sequence[str]) -> dict[str, str]:
 
 
 def _file_of(plugin: str) -> Path:
-    """The file of a plugin; the packages around a module are searched, not imported."""
+    """Return the file of a plugin; the packages around a module are searched, not imported."""
     file = Path(plugin)
     if not plugin.endswith(".py"):
         file = Path(str(_origin(plugin)))
@@ -151,7 +151,7 @@ def _import_file(name: str, file: str) -> None:
 
 
 def _findable(path: Path, key: str) -> str:
-    """The module name under which Python finds this very file."""
+    """Return the module name under which Python finds this file; refuse a file that it does not find."""
     name = path.stem
     if not path.is_file():
         raise ConfigError(f"{key}: there is no file {path}; paths are relative to the configuration that names them")
@@ -170,7 +170,7 @@ def _findable(path: Path, key: str) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """The error in one line, with the place where it happened."""
+    """Describe the error in one line, with its location."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError | ModuleNotFoundError) else f" ({last.filename}, line {last.lineno})"
     return f"{type(error).__name__}: {error}{place}"

@@ -12,7 +12,7 @@ from fedveil.registry import registered_files
 
 
 def presets() -> Mapping[str, Path]:
-    """The files of all presets by name, METHOD/ROW."""
+    """Return the files of all presets by name, METHOD/ROW."""
     return registered_files("presets/*/*.toml")
 
 

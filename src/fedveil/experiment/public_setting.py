@@ -71,9 +71,8 @@ def require_handed_over(section: DataSection, data: object = None, partition: ob
     missing = [name for name in section.handed_over if now[name] is None]
     if missing and section.name in UNSEEN:
         raise ConfigError(
-            f"data.name = {section.name!r}: a run of {UNSEEN[section.name]}, of which fedveil has neither the clients' data nor "
-            f"their training, and this needs both: take a configuration with its sections method, training and privacy, and data "
-            f"that are here"
+            f"data.name = {section.name!r}: a run of {UNSEEN[section.name]}, for which fedveil has neither the clients' data nor "
+            f"their training: give a configuration with its sections method, training and privacy, and with data on this machine"
         )
     if missing:
         arguments = ", ".join(f"{name}=..." for name in missing)

@@ -19,7 +19,7 @@ from fedveil.ledger.ledger import publish_ledger
 from fedveil.statement.statement_layout import AUDITS
 
 LEDGER = "ledger.sqlite"
-PUBLIC = (
+_PUBLIC = (
     *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md", "nvflare.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
@@ -95,7 +95,7 @@ def _refuse_contradicted(source: Path, folder: Path) -> bool:
 
 
 def _copy(source: Path, draft: Path) -> None:
-    for name in PUBLIC:
+    for name in _PUBLIC:
         if (source / name).is_file():
             shutil.copyfile(source / name, draft / name)
     audits = _bounds(source / AUDITS)

@@ -27,7 +27,7 @@ from fedveil.verify import Finding
 from fedveil.verify.ledger_file import read_json
 
 SUBJECT = "statement made again"
-TOLERANCE = 1e-9
+_TOLERANCE = 1e-9
 """Relative tolerance for numbers that the same versions computed."""
 _DECIDES = ("numpy", "scipy")
 _SHOWN = 6
@@ -98,7 +98,7 @@ def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:
         for i, (one, other) in enumerate(zip(stated, again, strict=True)):
             yield from differences(one, other, f"{where}[{i}]")
     elif _number(stated) and _number(again):
-        if not math.isclose(stated, again, rel_tol=TOLERANCE):
+        if not math.isclose(stated, again, rel_tol=_TOLERANCE):
             yield f"{where}: expected {again!r}, found {stated!r}"
     elif (type(stated), stated) != (type(again), again):
         yield f"{where}: expected {_short(again)}, found {_short(stated)}"

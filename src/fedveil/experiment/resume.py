@@ -41,9 +41,9 @@ def refuse_earlier(path: Path) -> None:
     ledger = path / "ledger.sqlite"
     if ledger.is_file() and 0 < schema_of(ledger) < SCHEMA:
         raise ConfigError(
-            f"the run in {path} was made by an earlier version, whose noise was floating-point, so that its proven numbers do "
-            f"not hold for the bits that left: it can be shown (fedveil ledger, report, certify, plot), but neither continued "
-            f"nor audited as what it was; start anew in another directory"
+            f"the run in {path} was made by an earlier version with floating-point noise, so its proven numbers do not hold for "
+            f"the bits that it released. It can be shown (fedveil ledger, report, certify, plot), but not resumed or audited; "
+            f"start a new run in another directory"
         )
 
 
@@ -72,7 +72,7 @@ def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False)
     if keys:
         changes = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
         raise ConfigError(
-            f"the run in {path} was begun with another configuration: {changes}. Resume with its own, or start anew"
+            f"the run in {path} was begun with another configuration: {changes}. Resume with its own, or start a new run"
         )
 
 

@@ -278,7 +278,7 @@ def _train(
     with _safe(path, experiment):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", model.state_to_save())
-        whole, public = summaries(result, begun.run, progress.history)
+        whole, public = _summaries(result, begun.run, progress.history)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
         summary = rundir.json_text(public).encode()
         closing = conclude(path, len(progress.history), ended, {"summary.json": summary})
@@ -324,7 +324,7 @@ def _safe(path: Path, experiment: Experiment) -> Iterator[None]:
         ) from problem
 
 
-def summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _summaries(result: Result, run_id: str, history: Sequence[Record]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a summary of the run (`private/summary.json`), and its public part (`summary.json`)."""
     record = history[-1] if history else Record({})
     last = {k: v for k, v in record.items() if not isinstance(v, list | dict)}

@@ -91,9 +91,9 @@ def _release_in_child() -> None:
 os.register_at_fork(after_in_child=_release_in_child)
 
 
-LISTED_CLIENTS = 5000
+_LISTED_CLIENTS = 5000
 """Largest number of clients that `partition.json` lists."""
-PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
+_PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
 
 
 def create(path: Path) -> Path:
@@ -148,7 +148,7 @@ def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None
     """Write the versions of packages that affect a result (`versions.json`), and each plugin's SHA-256 and distribution."""
     code = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
     code |= {f"distribution {found.name}": found.version for found in distributions_of(plugins or ())}
-    versions = {"fedveil": __version__, **{p: _version(p) for p in PACKAGES}}
+    versions = {"fedveil": __version__, **{p: _version(p) for p in _PACKAGES}}
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **versions, **code})
 
 
@@ -158,7 +158,7 @@ _version = cache(version)  # each call parses the package's whole description
 def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int) -> None:
     """Write the label counts per client (`partition.json`), for evenly spaced clients if there are many."""
     counts, clients = partition.label_counts(labels, classes), len(partition)
-    listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
+    listed = np.unique(np.linspace(0, clients - 1, min(clients, _LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
         "kind": partition.kind,
         "clients": clients,
@@ -178,15 +178,15 @@ def write_model(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as CSV with the columns of all of them."""
-    write_text(path, table_text(rows, headers_of(rows)))
+    write_text(path, _table_text(rows, _headers_of(rows)))
 
 
-def headers_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _headers_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns of all rows, in the order of first occurrence."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def table_text(rows: Sequence[Mapping[str, Any]], headers: Sequence[str], *, header: bool = True) -> str:
+def _table_text(rows: Sequence[Mapping[str, Any]], headers: Sequence[str], *, header: bool = True) -> str:
     """Return rows as the text of a CSV file, or without its header."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, headers)
@@ -234,7 +234,7 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout, colum
     if columns.own:
         write_json(folder / DECLARED, [asdict(column) for column in columns.own])
     for path, rows in _files(folder, history, layout, columns).items():
-        write_text(path, table_text(rows, headers_of(rows)))
+        write_text(path, _table_text(rows, _headers_of(rows)))
 
 
 def append_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
@@ -243,7 +243,7 @@ def append_history(folder: Path, history: Sequence[Record], layout: Layout, colu
     for path, rows in _files(folder, history[-1:], layout, columns).items():
         if not _appended(path, rows):
             whole = _files(folder, history, layout, columns)[path]
-            write_text(path, table_text(whole, headers_of(whole)))
+            write_text(path, _table_text(whole, _headers_of(whole)))
 
 
 def parse_columns(text: str) -> Columns:
@@ -391,9 +391,9 @@ def _appended(path: Path, rows: Sequence[Row]) -> bool:
     try:
         with path.open("r+", newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])
-            if fits := set(headers_of(rows)) <= set(header):
+            if fits := set(_headers_of(rows)) <= set(header):
                 file.seek(0, os.SEEK_END)
-                file.write(table_text(rows, header, header=False))
+                file.write(_table_text(rows, header, header=False))
             return fits
     except FileNotFoundError:
         return False

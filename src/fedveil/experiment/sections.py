@@ -35,7 +35,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def source_keys(source: DataSource | None) -> dict[str, Any] | None:
+def _source_keys(source: DataSource | None) -> dict[str, Any] | None:
     """Return the given keys of the section `data.source`."""
     return None if source is None else source.model_dump(mode="json", exclude_unset=True)
 
@@ -52,7 +52,7 @@ class DataSection(Section):
     """
 
     name: str = "digits"
-    source: Annotated[DataSource | None, PlainValidator(source_of), PlainSerializer(source_keys)] = None
+    source: Annotated[DataSource | None, PlainValidator(source_of), PlainSerializer(_source_keys)] = None
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
     data_dir: Annotated[str | None, FREE] = None
     download: Annotated[bool, FREE] = True
@@ -186,7 +186,7 @@ class Training(Section):
 
 
 class SelectionSection(Section):
-    """How the run was chosen among runs of equal price; written by `fedveil tune --private` and `--unaccounted`.
+    """Record of how the run was chosen among runs of equal price; written by `fedveil tune --private` and `--unaccounted`.
 
     runs: their expected number, or without a shape the number that was compared. shape: of the negative binomial law of a secret
     number of runs; 0 is logarithmic. score_noise: noise multiplier of the clients' score; None if public data score.

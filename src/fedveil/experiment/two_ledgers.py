@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 ITSELF = 0
 """The number under which a client counts itself, whatever its number in a run."""
 TRUSTS = "planned in full at consent; trusts the server to draw who takes part, and to add the noise"
-SUBJECT, LIFETIME = "two ledgers", "the client's lifetime"
+SUBJECT, _LIFETIME = "two ledgers", "the client's lifetime"
 
 
 @dataclass(frozen=True)
 class ClientSide:
-    """What a client's folder holds of one run: its number, its releases, and what it charged to its lifetime."""
+    """A client's records of one run: its number, its releases, and its charges to the lifetime."""
 
     number: int
     releases: Sequence[Entry]
@@ -104,15 +104,15 @@ def _difference(server: Entry, client: Entry) -> str:
 
 
 def _lifetime_finding(there: ClientSide) -> Finding:
-    """Each release that the client's ledger of the run holds was charged to its lifetime."""
+    """Check that each release in the client's ledger of the run was also charged to its lifetime."""
     own = Counter((e.round, e.event, e.note) for e in there.releases)
     spent = Counter((e.round, e.event, e.note) for e in there.lifetime if e.client == ITSELF)
     missing = own - spent
     if missing:
-        return Finding("contradicted", LIFETIME, f"{missing.total()} of {own.total()} releases were not charged to it")
+        return Finding("contradicted", _LIFETIME, f"{missing.total()} of {own.total()} releases were not charged to it")
     more = (spent - own).total()
     never = f", and {more} more that never left (charged before a crash)" if more else ""
-    return Finding("verified", LIFETIME, f"{own.total()} releases of this run were charged to it{never}")
+    return Finding("verified", _LIFETIME, f"{own.total()} releases of this run were charged to it{never}")
 
 
 def _planned_finding(server: Sequence[Entry], there: ClientSide) -> Finding:

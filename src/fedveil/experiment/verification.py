@@ -36,7 +36,7 @@ DIGESTS = f"{PRIVATE}/digests.json"
 _UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
 
 
-def digests_of(run: Path) -> dict[str, str]:
+def _digests_of(run: Path) -> dict[str, str]:
     """Return the SHA-256 of each bound file, by its path in the run directory.
 
     Private files are hashed after the salt of the run, because their digests are published: otherwise a digest would confirm a
@@ -61,7 +61,7 @@ def _salt(run: Path) -> bytes:
 
 def opening(run: Path, method: str) -> dict[str, Any]:
     """Return the opening of a ledger: the digests of the files that a run writes before it trains, for any data."""
-    return {"method": method, "files": digests_of(run)}
+    return {"method": method, "files": _digests_of(run)}
 
 
 def check_opening(run: Path) -> None:
@@ -71,7 +71,7 @@ def check_opening(run: Path) -> None:
         LedgerError: a file is missing or changed; the message names it.
     """
     with Ledger.open(run / "ledger.sqlite") as ledger:
-        opened, now = ledger.meta.get("files", {}), digests_of(run)
+        opened, now = ledger.meta.get("files", {}), _digests_of(run)
     if wrong := [name for name, digest in opened.items() if now.get(name) != digest]:
         raise LedgerError(
             f"{run} is not as the run left it: {', '.join(wrong)} changed or gone since its start, so nothing that it released "
@@ -91,7 +91,7 @@ def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> s
     """
     with Ledger.open(run / "ledger.sqlite") as ledger:
         listed = {*ledger.meta["files"], *last, DIGESTS}
-        new = {name: digest for name, digest in digests_of(run).items() if name not in listed}
+        new = {name: digest for name, digest in _digests_of(run).items() if name not in listed}
         private_digests = json_text({name: digest for name, digest in new.items() if _private(name)}).encode()
         files = {name: digest for name, digest in new.items() if not _private(name)}
         files |= {DIGESTS: hashlib.sha256(_salt(run) + private_digests).hexdigest()}
@@ -108,7 +108,7 @@ def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> s
 
 
 SIGNATURE = "closing.sig"
-NAMESPACE = "fedveil-run"
+_NAMESPACE = "fedveil-run"
 SUBJECT = "signature"
 
 
@@ -138,7 +138,7 @@ def sign_run(run: Path, key: Path) -> Path:
     if not verified.closing:
         raise FedveilError(f"{run} has no closed ledger that can be read, so there is no closing digest to sign")
     message = f"{verified.closing}\n"
-    signed = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE], message)
+    signed = _ssh_keygen(["sign", "-f", str(key), "-n", _NAMESPACE], message)
     if signed.returncode:
         raise FedveilError(f"ssh-keygen cannot sign with {key}: {_last_line(signed.stderr)}")
     try:
@@ -175,7 +175,7 @@ def check_signature(run: Path, closing: str, signer: Signer | None) -> Finding |
     with tempfile.NamedTemporaryFile("w", prefix="fedveil-", suffix=".sig", encoding="utf-8") as file:
         file.write(armoured)
         file.flush()
-        options = ["verify", "-f", str(signer.allowed), "-I", signer.identity, "-n", NAMESPACE, "-s", file.name]
+        options = ["verify", "-f", str(signer.allowed), "-I", signer.identity, "-n", _NAMESPACE, "-s", file.name]
         checked = _ssh_keygen(options, f"{digest}\n")
     if checked.returncode:
         why = _last_line(checked.stderr or checked.stdout)

@@ -341,6 +341,6 @@ def ledger_position(folder: Path) -> tuple[int, str]:
 
 def _damaged(folder: Path, problem: Exception) -> FedveilError:
     return FedveilError(
-        f"the checkpoint in {folder} is damaged ({problem!r}): put a copy of it back, or start the run anew in another "
-        f"directory. What the ledger of this one holds was released and still counts: so much of the data's budget is spent"
+        f"the checkpoint in {folder} is damaged ({problem!r}): restore a copy of it, or start a new run in another directory. "
+        f"The releases in this run's ledger still count: that part of the data's budget is spent"
     )

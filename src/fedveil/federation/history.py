@@ -50,7 +50,7 @@ INDEX = (
     Column("failure", "Reason", kind="text"),
 )
 """Columns that identify the rows of a table."""
-PLANNED = (
+_PLANNED = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
     Column("clip", "Clip norm", public=True),
@@ -67,7 +67,7 @@ COLUMNS = (
     Column("failed", "Clients left out", "clients", "lower"),
     Column("failures", "Who was left out, and why", kind="text"),
     Column("skipped", "Why nothing was released", kind="text", public=True),
-    *PLANNED,
+    *_PLANNED,
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
@@ -87,7 +87,7 @@ def all_failed(row: Mapping[str, Any]) -> bool:
     return measured and failed > 0 and failed >= row.get("participants", 0)
 
 
-def of_task(task: Task) -> tuple[Column, ...]:
+def _of_task(task: Task) -> tuple[Column, ...]:
     """Return a task's columns: losses, metrics on the test set, and the main metric by client."""
     main, noisy = task.main, f"noisy_{task.main.name}"
     test = [Column("test_loss", "Test loss", task.loss_unit, "lower", public=True, main=not task.metrics)]
@@ -109,7 +109,7 @@ def of_task(task: Task) -> tuple[Column, ...]:
 
 def built_in_columns(task: Task | None = None) -> dict[str, Column]:
     """Return the columns of every run, and those of the task, by name."""
-    return {column.name: column for column in (*INDEX, *COLUMNS, *(of_task(task) if task else ()))}
+    return {column.name: column for column in (*INDEX, *COLUMNS, *(_of_task(task) if task else ()))}
 
 
 def in_client_table(column: str) -> str:
@@ -218,7 +218,7 @@ def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
     own = tuple(own)
     if taken := [column.name for column in own if column.name in built_in_columns(task)]:
         raise ConfigError(f"the method declares the column {taken[0]!r}, which every run has: choose another name")
-    return Columns((*(() if type(task) is Classification else of_task(task)), *own))
+    return Columns((*(() if type(task) is Classification else _of_task(task)), *own))
 
 
 def declared(task: Task, objective: Client, policy: object) -> Columns:
@@ -232,7 +232,7 @@ def reserved(method: Method, objective: Client, columns: Columns) -> set[str]:
     """Return names that an objective's figure cannot have, except declared ones: columns and their headers in tables."""
     own = {column.name for column in objective.columns} if isinstance(objective, HasColumns) else set()
     taken = {name for column in columns.values() if column.name not in own for name in (column.name, column.header)}
-    free = {column.name for column in PLANNED} if reads_private_data(method) else set()
+    free = {column.name for column in _PLANNED} if reads_private_data(method) else set()
     return {*taken, "by_client", "failures"} - free
 
 

@@ -152,8 +152,10 @@ def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor |
 
 
 class _Lstm(torch.autograd.Function):
-    """All steps of an LSTM with few calls per step; U counts as a constant. It returns the outputs, the last cell, and the inputs
-    of the backward pass: gates, new values, cells before and after."""
+    """All steps of an LSTM with few calls per step; U counts as a constant.
+
+    It returns the outputs, the last cell, and the inputs of the backward pass: gates, new values, cells before and after.
+    """
 
     @staticmethod
     def forward(drive: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, ...]:

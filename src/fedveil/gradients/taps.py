@@ -29,7 +29,7 @@ Rule = Callable[..., Any]
 
 
 class NoRule(Exception):
-    """No rule fits this call of a layer."""
+    """Raised when no rule fits a call of a layer."""
 
 
 # --- how a parameter gets its gradient from the slope at a tap -----------------------------------------------------------

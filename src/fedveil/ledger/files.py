@@ -22,18 +22,18 @@ from fedveil.errors import LedgerError
 
 
 def owner_only(path: str, flags: int) -> int:
-    """For `open(..., opener=owner_only)`: a new file has mode 600."""
+    """Open a file with mode 600, for `open(..., opener=owner_only)`."""
     return os.open(path, flags, 0o600)
 
 
 def owner_only_folder(path: Path) -> Path:
-    """The folder `path`, made with mode 700 if it is absent."""
+    """Return the folder `path`, which is made with mode 700 if it is absent."""
     path.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
 DRAFT = ".part"
-"""How the name of a file ends while it is written; what is left of a killed run may have it."""
+"""Suffix of a file's name while it is being written; a killed run may leave such files."""
 
 
 class Drafts:
@@ -160,7 +160,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
-    """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
+    """Write like `replace_whole`, to a path that a user gave: follow links, and write to pipes and devices directly.
 
     Raises:
         OSError: it cannot be written there.
@@ -175,7 +175,7 @@ _NONE = "0" * 64
 
 
 def head_path(path: Path) -> Path:
-    """The head file of the ledger at `path`."""
+    """Return the head file of the ledger at `path`."""
     return path.with_name(path.name + "-head")
 
 
@@ -194,7 +194,7 @@ BEFORE_FORKS = threading.RLock()
 
 
 def head_record(seq: int, digest: str = _NONE) -> bytes:
-    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
+    """Return the content of a head file, 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
 
 

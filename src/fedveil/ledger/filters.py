@@ -32,7 +32,7 @@ from fedveil.accounting.types import (
 )
 from fedveil.errors import ConfigError
 
-SLACK = 1e-12
+_SLACK = 1e-12
 """Relative margin between a formula's value and the enforced cap, and again between the cap and a share of it."""
 
 
@@ -82,7 +82,7 @@ class GdpFilter:
     @cached_property
     def mu(self) -> float:
         """Return the enforced cap on the mu of all releases together."""
-        return mu_of(self.epsilon, self.delta) * (1 - SLACK)
+        return mu_of(self.epsilon, self.delta) * (1 - _SLACK)
 
     @cached_property
     def limit(self) -> Fraction:
@@ -94,7 +94,7 @@ class GdpFilter:
         """Return the guarantee that holds within the limit, as text."""
         return f"epsilon = {self.epsilon:g} at delta = {small(self.delta)} by the GDP filter"
 
-    def share(self, count: int, slack: float = SLACK) -> float:
+    def share(self, count: int, slack: float = _SLACK) -> float:
         """Return the mu at which `count` equal releases fit: mu / sqrt(count), less `slack` (1e-6 for float32 noise levels)."""
         return self.mu * (1 - slack) / math.sqrt(at_least("count", count, 1))
 
@@ -145,7 +145,7 @@ class RdpFilter:
         """Return the limit on the total Renyi divergence: epsilon + (ln delta + ln a) / (a - 1) - ln(1 - 1/a)."""
         a = self.order
         terms = (self.epsilon, (math.log(self.delta) + math.log(a)) / (a - 1), -math.log1p(-1 / a))
-        return Fraction(math.fsum(terms)) - Fraction(SLACK) * Fraction(math.fsum(map(abs, terms)))
+        return Fraction(math.fsum(terms)) - Fraction(_SLACK) * Fraction(math.fsum(map(abs, terms)))
 
     @property
     def quotes(self) -> str:

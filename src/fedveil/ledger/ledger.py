@@ -137,7 +137,7 @@ class Ledger:
                 raise_head(self.path, last, chain)
             except (sqlite3.Error, OSError) as problem:
                 raise LedgerError(
-                    f"cannot record a release in {self.path} ({problem}), so nothing may be handed over: check free space, "
+                    f"cannot record a release in {self.path} ({problem}), so nothing may be released: check free space, "
                     f"permissions and other users of the file, then resume the run"
                 ) from problem
             self._check_usable()

@@ -20,8 +20,8 @@ from fedveil.ledger.entry import COLUMNS, COLUMNS_1, chained, link, sealed_right
 from fedveil.ledger.files import head_path, head_record, read_head, sync_path
 
 SCHEMA = 2
-APPLICATION_ID = 0x46564C47  # "FVLG"
-BUSY_SECONDS = 60.0
+_APPLICATION_ID = 0x46564C47  # "FVLG"
+_BUSY_SECONDS = 60.0
 SELECT = {n: f"SELECT {', '.join(columns)}, digest FROM release" for n, columns in ((1, COLUMNS_1), (SCHEMA, COLUMNS))}
 CLOSING = "SELECT seq, content, digest FROM closing"
 INSERT = f"INSERT INTO release VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
@@ -103,7 +103,7 @@ _ADVICE = "Restore its files from a backup; without one, count the budget as spe
 def schema_of(path: Path) -> int:
     """Return the schema number in the header of a ledger, unverified; 0 if the file is not a ledger."""
     application, schema = _header(path)
-    return schema if application == APPLICATION_ID else 0
+    return schema if application == _APPLICATION_ID else 0
 
 
 def wal_path(path: Path) -> Path:
@@ -160,7 +160,7 @@ def _refuse_leftovers(path: Path) -> None:
 def write_empty(draft: Path, rows: Mapping[str, str]) -> None:
     """Write a ledger without releases; `rows` are those of the table `meta`."""
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("BEGIN")
         for statement in _TABLES[SCHEMA]:
@@ -196,7 +196,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
         mode: "rw", "ro", or "immutable" for a file that nobody writes, which takes no locks and needs no writable folder.
     """
     uri = f"file:{quote(bytes(path.absolute()))}?mode={'ro&immutable=1' if mode == 'immutable' else mode}"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False)
     for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
@@ -287,7 +287,7 @@ def _verify_header(path: Path) -> int:
     if size < 100 and head_path(path).exists():
         raise LedgerError(f"the ledger {path} is damaged: only {size} bytes of it are left. {_ADVICE}")
     application, version = _header(path)
-    if application != APPLICATION_ID:
+    if application != _APPLICATION_ID:
         raise LedgerError(f"{path} is not a fedveil ledger, or its header is damaged: give the path of one, or restore a backup")
     if version not in _TABLES:
         raise LedgerError(

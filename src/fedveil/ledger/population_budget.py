@@ -159,8 +159,8 @@ def lifetime_budget(
             return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {small(delta)} ({scope}) is not what {path} was made with, which is "
-            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts; "
-            f"where nothing was charged yet (fedveil budget show), stop what uses it and remove {path.name} and its -head"
+            f"{budget.cap.quotes} ({budget.scope}): restore these numbers, since earlier charges count by them. "
+            f"If nothing was charged yet (fedveil budget show), stop all users of it and remove {path.name} and its -head"
         )
     return budget
 
@@ -238,7 +238,7 @@ def spending(budget: PopulationBudget) -> Spending:
     with Ledger.open(budget.path) as ledger:
         for row in ledger.entries():
             run = row[2].run
-            project = projects.setdefault(project_of(run), _Count(empty.unspent()))
+            project = projects.setdefault(_project_of(run), _Count(empty.unspent()))
             for count in (every, project):
                 count.budgets.replay([row])
                 count.runs.add(run)
@@ -261,7 +261,7 @@ def spending(budget: PopulationBudget) -> Spending:
     )
 
 
-def project_of(run: str) -> str:
+def _project_of(run: str) -> str:
     """Return the project in a run's name `project/id`, or the whole name if it has no project."""
     return run.rpartition("/")[0] or run
 

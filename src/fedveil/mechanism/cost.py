@@ -32,17 +32,17 @@ def per_layer(value: float | object, layout: Layout) -> list[float]:
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """Return the exact mu of one joint Gaussian release of the update and all extras, or a reason (see `update_mu`)."""
+    """Return the exact mu of one joint Gaussian release of the update and all extras, or a reason (see `_update_mu`)."""
     mus: list[float] = []
     for name, extra in plan.extras.items():
         if not extra.noise_std:
             return f"the extra {name!r} leaves without noise"
         mus.append(factor * extra.clip / (extra.noise_std * math.sqrt(shares)))
-    mu = update_mu(plan, layout, factor, shares)
+    mu = _update_mu(plan, layout, factor, shares)
     return mu if isinstance(mu, str) or not mus else math.hypot(mu, *mus)
 
 
-def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
+def _update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
     """Return the exact mu of one Gaussian release of the update under this plan, or the reason why it has no bound.
 
     Args:

@@ -33,7 +33,7 @@ Group = tuple[slice, int]
 
 DEFAULT_BITS = 24
 MAX_BITS = 32
-MAX_EXPONENT = 200
+_MAX_EXPONENT = 200
 """Grid steps lie between 2^-200 and 2^200; no square of a permitted value overflows or underflows."""
 
 _LARGEST = 2.0**53
@@ -56,7 +56,7 @@ def exponent_for(std: float, bits: int = DEFAULT_BITS) -> int:
     if not (std > 0 and math.isfinite(std)):
         raise ConfigError(f"a grid needs noise: the std must be finite and > 0, got {std}")
     exponent = math.frexp(std)[1] - 1 - bits
-    if abs(exponent) > MAX_EXPONENT:
+    if abs(exponent) > _MAX_EXPONENT:
         raise ConfigError(f"a noise std of {std:g} at {bits} bits needs the grid step 2^{exponent}; allowed are 2^-200 to 2^200")
     return exponent
 
@@ -147,7 +147,7 @@ def _check(groups: Sequence[Group], clip: float, clips: Sequence[float], n: int)
     for (_, k), bound in zip(groups, clips, strict=True):
         if not (clip > 0 and bound > 0):
             raise ConfigError(f"a clip must be > 0, got {min(clip, bound)}")
-        if abs(k) > MAX_EXPONENT:
+        if abs(k) > _MAX_EXPONENT:
             raise ConfigError(f"a grid step must lie between 2^-200 and 2^200, got 2^{k}")
         steps = min(clip, bound) * 2.0**-k
         if math.isfinite(steps) and steps >= _LARGEST:

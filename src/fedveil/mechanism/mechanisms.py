@@ -64,7 +64,7 @@ class NoiseMemory:
             try:
                 self._arrays = load(self.path.read_bytes()) if self.path is not None and self.path.exists() else {}
             except (OSError, SafetensorError) as problem:
-                raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start anew") from problem
+                raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start a new run") from problem
         return self._arrays
 
     def hold_to(self, plan: bytes) -> None:
@@ -243,7 +243,7 @@ class Banded:
         if last == round:
             return arrays["released"]
         if last != round - 1:
-            raise LedgerError(f"the state of correlated noise is of round {last}: round {round} cannot be released; start anew")
+            raise LedgerError(f"the noise state is of round {last}: round {round} cannot be released; start a new run")
         band = len(self.coefficients)
         history = [data, *(arrays["data"] if arrays else [])][:band]
         weights = [int(c * 2**self.shift) for c in self.coefficients]

@@ -49,7 +49,7 @@ _Undecided = tuple[Integers, Words]
 MAX_STD = 2.0**33
 """Largest std in grid steps; above it too many coordinates are undecided in float64."""
 
-KEY_BYTES = 32
+_KEY_BYTES = 32
 
 _PAIRS = 2**15
 """Pairs per block: small enough for the cache, and for torch to compute in the calling thread."""
@@ -139,8 +139,8 @@ def _stream(key: bytes, n: int) -> Words:
 
 
 def _checked(std: float | Floats, n: int, key: bytes) -> float | Floats:
-    if len(key) != KEY_BYTES:
-        raise ConfigError(f"the key of a noise draw must have {KEY_BYTES} bytes, got {len(key)}")
+    if len(key) != _KEY_BYTES:
+        raise ConfigError(f"the key of a noise draw must have {_KEY_BYTES} bytes, got {len(key)}")
     if n < 0:
         raise ConfigError(f"the number of coordinates must be >= 0, got {n}")
     if isinstance(std, float) and 0 <= std <= MAX_STD:

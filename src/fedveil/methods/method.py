@@ -128,7 +128,7 @@ class Summed:
     def of(cls, uploads: Sequence[Upload], model: Tensor) -> Summed:
         """Return the mean of these uploads."""
         weights = [u.weight for u in uploads]
-        extras = {name: weighted_mean([u.extras[name] for u in uploads], weights) for name in uploads[0].extras}
+        extras = {name: _weighted_mean([u.extras[name] for u in uploads], weights) for name in uploads[0].extras}
         return cls(uploads[0].round, mean(uploads), model, extras)
 
 
@@ -173,10 +173,10 @@ class CoverageMean(UploadServer):
 
 def mean(uploads: Sequence[Upload]) -> Tensor:
     """Return the weighted mean of released vectors."""
-    return weighted_mean([u.vector for u in uploads], [u.weight for u in uploads])
+    return _weighted_mean([u.vector for u in uploads], [u.weight for u in uploads])
 
 
-def weighted_mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def _weighted_mean(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of vectors of one shape."""
     total = sum(weights)
     result = vectors[0] * (weights[0] / total)

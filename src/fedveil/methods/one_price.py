@@ -12,7 +12,7 @@ from fedveil.methods.method import Fixed, Method, Scheduled
 from fedveil.methods.setting import Setting
 
 
-def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
+def _known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
     """Return the plans of all rounds if they are fixed before the data are seen and scale with one noise multiplier, else ()."""
     if not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
         return ()
@@ -30,7 +30,7 @@ def check_selection(method: Method, s: Setting) -> None:
     """
     if s.selection is None:
         return
-    if not known_plans(method, s):
+    if not _known_plans(method, s):
         raise ConfigError(
             "privacy.selection needs a method whose noise is fixed before the run by one noise multiplier, and that of "
             f"method.name = '{method.name}' is not: take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public "
@@ -63,7 +63,7 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
             f"privacy.noise_cohort = {larger.clients} clients, {larger.clients_per_round} per round: give at least as many as "
             f"this federation has ({s.clients} clients, {s.cohort} per round), and no more clients per round than clients"
         )
-    plans = known_plans(method, s)
+    plans = _known_plans(method, s)
     if not plans or s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER or any(p.place != "sum" for p in plans):
         raise ConfigError(
             f"privacy.noise_cohort applies to noise on the sum of a round, fixed before the run: method.name = '{method.name}' "

@@ -154,7 +154,7 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     if s.noise_multiplier == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
-    shares = s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, view) else 1
+    shares = s.unknown_noises_in(View.AGGREGATE) if _holds_shares(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
     if isinstance(first, Unbounded):
         return [first]
@@ -223,11 +223,11 @@ def noise_of(plan: Plan | Raw, s: Setting) -> float:
         return 0.0
     if isinstance(plan, LocalDpSgd):
         return plan.step.noise_multiplier
-    mu = plan_mu(plan, s.layout, 1, s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
+    mu = plan_mu(plan, s.layout, 1, s.unknown_noises_in(View.AGGREGATE) if _holds_shares(plan, s, s.scope.view) else 1)
     return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 
 
-def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
+def _holds_shares(plan: Plan, s: Setting, view: View) -> bool:
     """Return whether this view sees a sum with the noise of several uploads, unchanged by a clamp."""
     noise_of_each = plan.place == "upload" and plan.clamp is None and promises(plan, s.layout)
     return noise_of_each and view is not View.SERVER and s.can_share
@@ -445,7 +445,7 @@ def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
         if isinstance(plan, Raw):
             return [Unbounded(plan.reason)]
         plan = plan if s.evaluation is None else s.evaluation.added_to(plan, s.layout)
-        shares = s.unknown_noises_in(View.AGGREGATE) if holds_shares(plan, s, view) else 1
+        shares = s.unknown_noises_in(View.AGGREGATE) if _holds_shares(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
     others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]

@@ -82,8 +82,8 @@ def _refuse_mixing(network: nn.Module, x: Tensor) -> None:
         singles = torch.cat([_feature(_fresh(network), one.clone()) for one in torch.split(x, 1)])
         if not torch.allclose(_feature(_fresh(network), x.clone()), singles, rtol=_ROUNDING, atol=_ROUNDING):
             raise ConfigError(
-                f"embed: {type(network).__name__} makes other features of {len(x)} test examples together than of each by "
-                f"itself: leave out what it computes over a batch"
+                f"embed: {type(network).__name__} computes different features for {len(x)} test examples together than for each "
+                f"alone: remove computations over a batch"
             )
 
 

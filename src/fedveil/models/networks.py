@@ -111,7 +111,7 @@ class Residual:
 Layer = Conv | Linear | Norm | Lstm | Transformer | Act | Pool | GlobalAverage | Flatten | Residual
 
 
-def output_shape(layer: Layer, shape: Shape) -> Shape:
+def _output_shape(layer: Layer, shape: Shape) -> Shape:
     """Return the shape of `layer`'s output for an input of `shape`, both without the batch.
 
     Raises DoesNotFit if the layer cannot take that input.
@@ -147,7 +147,7 @@ def output_shape(layer: Layer, shape: Shape) -> Shape:
             return through(layer.body, shape)
 
 
-def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
+def _parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
     """Return the shapes of `layer`'s parameters, by name, in the order of torch's `named_parameters()`."""
     match layer:
         case Conv():
@@ -191,13 +191,13 @@ def _block_shapes(width: int, hidden: int) -> Shapes:
 
 def all_parameter_shapes(layers: Iterable[Layer], shape: Shape) -> Shapes:
     """Return the parameter shapes of a list of layers, by name and in order."""
-    return {k: v for layer, input_shape in walk(layers, shape) for k, v in parameter_shapes(layer, input_shape).items()}
+    return {k: v for layer, input_shape in walk(layers, shape) for k, v in _parameter_shapes(layer, input_shape).items()}
 
 
 def walk(layers: Iterable[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:
     """Yield every layer with the shape of its input; raise DoesNotFit at the first layer that cannot take it."""
     for layer in layers:
-        following = output_shape(layer, shape)
+        following = _output_shape(layer, shape)
         yield layer, shape
         shape = following
 
@@ -205,7 +205,7 @@ def walk(layers: Iterable[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]
 def through(layers: Iterable[Layer], shape: Shape) -> Shape:
     """Return the shape of the last layer's output."""
     for layer in layers:
-        shape = output_shape(layer, shape)
+        shape = _output_shape(layer, shape)
     return shape
 
 

@@ -51,13 +51,13 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
             lost = model.replaced_parameters()
     if lost:
         raise ConfigError(
-            f"model: {name} puts other tensors in the place of its parameters' data in its forward pass ({_some(lost)}), so that "
-            f"it no longer uses what is trained: write into the data, as in p.data.copy_(value)"
+            f"model: {name} replaces the data of its parameters in its forward pass ({_some(lost)}), so it no longer uses the "
+            f"trained values: write into the data, as in p.data.copy_(value)"
         )
     if once := first - each_time:
         raise ConfigError(
-            f"model: {name} sets {_some(sorted(once))} in its first pass, from the examples that it meets there: pass public "
-            f"examples of your own through it once, and hand over the module that it is then"
+            f"model: {name} sets {_some(sorted(once))} in its first pass, from the examples of that pass: run it once on public "
+            f"examples, and pass in the resulting module"
         )
     unused = [layer for layer, gradient in zip(model.layout.names, used, strict=True) if gradient is None]
     if len(unused) == len(used):
@@ -68,8 +68,8 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
     if written := sorted(each_time - statistics_names(model.module)):
         spectral = any(buffer.endswith(("._u", "weight_u")) for buffer in written)
         remarks.append(
-            f"model: {name} writes {_some(written)} in its forward pass: each client begins with the values of the module that "
-            f"was handed over, and what it writes is dropped"
+            f"model: {name} writes {_some(written)} in its forward pass: each client starts from the values of the module that "
+            f"you passed in, and its changes are discarded"
             + "; of spectral norm so is its estimate: take torch.nn.utils.parametrizations.weight_norm"
             * spectral
         )
@@ -117,7 +117,7 @@ def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tens
         if "use_reentrant" in reason:
             remedy = "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
         elif "inplace operation" in reason:
-            remedy = "what is computed there is changed in place later on: take operations that make new tensors (no add_, no +=)"
+            remedy = "a result is changed in place after it was computed: use operations that make new tensors (not add_ or +=)"
         place = _at(users_place(frames_of(error))) or _place_of_forward(compute)
         raise ConfigError(f"model: the gradients of {name}{place} cannot be computed: {reason}; {remedy}") from error
 

@@ -96,7 +96,7 @@ def _problems(module: nn.Module) -> Iterator[str]:
         elif type(tensor.data) is not torch.Tensor or type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
             yield f"{name} is a {type(tensor).__name__}: parameters and buffers must be plain tensors"
         elif tensor.device.type != "cpu":
-            yield f"{name} is on {tensor.device}: hand the module over on the CPU; run.engine says where it trains"
+            yield f"{name} is on {tensor.device}: move the module to the CPU; run.engine decides where it trains"
         elif tensor.layout != torch.strided:
             yield f"{name} is {tensor.layout}: parameters and buffers must be dense"
         elif tensor.is_inference():
@@ -130,7 +130,7 @@ def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
     """
     check_module(module)
     if parts.weights is not None:
-        load_weights(module, parts)
+        _load_weights(module, parts)
     if parts.lora is not None:
         insert_adapters(module, parts.lora, seed)
     if parts.trainable is not None:
@@ -147,7 +147,7 @@ def choose_parts(module: nn.Module, parts: Parts, seed: int) -> None:
     training_mode(module)
 
 
-def load_weights(module: nn.Module, parts: Parts) -> None:
+def _load_weights(module: nn.Module, parts: Parts) -> None:
     """Set parameters and buffers from the file `parts.weights`.
 
     Names must be those of the module; a parameter that `parts.trainable` matches may be absent and keeps its value.

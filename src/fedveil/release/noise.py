@@ -155,7 +155,7 @@ def _seeded_elsewhere(seed: int) -> Iterator[None]:
         np.random.set_state(numbers)  # noqa: NPY002 : these may nest, and a normal may be held back
 
 
-LEAST_SHARE = 4
+_LEAST_SHARE = 4
 """Least noise std of a share, in grid steps, for which shares cost what one Gaussian does (docs/exact-release.md)."""
 LARGE = 2**23
 """Coordinates from which the noise of a sum is drawn on all cores: no client trains while a sum is released."""
@@ -176,10 +176,10 @@ class DrawnNoise:
     def __call__(self) -> NDArray[np.int64]:
         parts, plan = self.parts, self.plan
         steps = [std * 2.0**-k for (_, std, _), (_, k) in zip(parts.groups(plan), parts.grid(plan), strict=True)]
-        if plan.place == "upload" and min((s for s in steps if s), default=LEAST_SHARE) < LEAST_SHARE:
+        if plan.place == "upload" and min((s for s in steps if s), default=_LEAST_SHARE) < _LEAST_SHARE:
             raise ConfigError(
                 f"an upload's noise has a std of {min(s for s in steps if s):.3g} grid steps, and noise that is added up over "
-                f"uploads needs at least {LEAST_SHARE}: give the mechanism (or privacy.grid_bits) at least 2 bits, or the plan "
+                f"uploads needs at least {_LEAST_SHARE}: give the mechanism (or privacy.grid_bits) at least 2 bits, or the plan "
                 f"more noise"
             )
         if len(set(steps)) == 1 and plan.support is None:

@@ -58,7 +58,7 @@ def plot_comparison(found: Comparison, path: Path, paper: Paper | None = None) -
 
 
 def _lines(axis: Axes, chart: dict[str, Any]) -> None:
-    """Lines over epsilon; runs without noise are level lines."""
+    """Draw a line per method over epsilon; runs without noise are level lines."""
     ends: list[tuple[float, str, str]] = []
     for series in chart["series"]:
         x, y = zip(*series["points"], strict=True)
@@ -108,7 +108,7 @@ def _name_ends(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 
 def _strip(axis: Axes, rows: list[Row], names: dict[str, str]) -> None:
-    """Methods below each other, best first: mean, its confidence interval, and each seed."""
+    """Draw the methods in rows, best first: mean, confidence interval, and each seed."""
     ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     for place, row in enumerate(ordered):
         look = style(list(names).index(row.method)) | {"linestyle": "-"}
@@ -132,12 +132,12 @@ def write_page(
         runs: the report of the runs, to link to. checked: what is found by verifying them.
     """
     more = {"runs": runs.name if runs is not None else None, "verification": outcome_values(checked or {})}
-    write_text(path, render("compare.js", page_values(found) | more))
+    write_text(path, render("compare.js", _page_values(found) | more))
     return path
 
 
-def page_values(found: Comparison) -> dict[str, Any]:
-    """Everything that the page shows, as values for strict JSON."""
+def _page_values(found: Comparison) -> dict[str, Any]:
+    """Return everything that the page shows, as values for strict JSON."""
     blocks = {guarantee(*block, found.by): [r for r in rows if r.values] for block, rows in found.blocks.items()}
     seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
     kind = "Bands" if _curved(found) else "Bars"
@@ -165,7 +165,7 @@ def page_values(found: Comparison) -> dict[str, Any]:
 
 
 def headlines(found: Comparison) -> list[str]:
-    """For each guarantee the best method, and what the next best is told apart by."""
+    """Return the best method for each guarantee, and how clearly it differs from the next best."""
     lines = []
     for (partition, at), block in found.blocks.items():
         ranked = [row for row in block if row.complete]
@@ -183,7 +183,7 @@ def headlines(found: Comparison) -> list[str]:
 
 
 def charts(found: Comparison) -> list[dict[str, Any]]:
-    """One chart a partition: the methods over epsilon, or beside each other where there is one epsilon only."""
+    """Return one chart per partition: the methods over epsilon, or side by side if there is only one epsilon."""
     label, drawn = _label(found.column), _by_partition(found)
     draw, height = _over_epsilon if _curved(found) else _beside_each_other, 400 if len(drawn) == 1 else 300
     return [
@@ -193,7 +193,7 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
 
 
 def _by_partition(found: Comparison) -> dict[str, list[Row]]:
-    """The rows with a number, by partition in their order."""
+    """Return the rows that have a number, by partition."""
     rows = [row for row in found.rows if row.values]
     return {one: [row for row in rows if row.partition == one] for one in dict.fromkeys(row.partition for row in rows)}
 
@@ -211,7 +211,7 @@ def _curved(found: Comparison) -> bool:
 
 
 def _over_epsilon(found: Comparison, rows: list[Row]) -> dict[str, Any]:
-    """A line a method; runs without noise are level lines."""
+    """Return a line for each method; runs without noise are level lines."""
     epsilons = _epsilons(found)
     room = (epsilons[-1] / epsilons[0]) ** 0.06
     ends = {"min": epsilons[0] / room, "max": epsilons[-1] * room, "snap": False}
@@ -227,7 +227,7 @@ def _over_epsilon(found: Comparison, rows: list[Row]) -> dict[str, Any]:
 
 
 def _beside_each_other(found: Comparison, rows: list[Row]) -> dict[str, Any]:
-    """A marker a method, best first, those without noise last."""
+    """Return a marker for each method, best first, those without noise last."""
     ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     colours = {method: colour for colour, method in enumerate(found.names)}
     series = [
@@ -255,7 +255,7 @@ def _points(places: list[tuple[Any, Row]]) -> dict[str, Any]:
 
 
 def cells(row: Row, name: str) -> dict[str, str]:
-    """One row of a table: the text of each column. name: of the method, short."""
+    """Return one row of a table: the text of each column. name: short name of the method."""
     return {
         "Rank": str(row.rank or "–"),
         "Method": name,
@@ -269,7 +269,7 @@ def cells(row: Row, name: str) -> dict[str, str]:
 
 
 def _line(row: Row, name: str) -> dict[str, Any]:
-    """A row of the page's tables: texts with their small print."""
+    """Return a row of the page's tables: texts with their small print."""
     options = row.method.partition(":")[2].replace(":", ", ")
     claim = row.statement.claimed if row.statement else None
     details = {
@@ -290,7 +290,7 @@ FORMAT = "fedveil-compare/1"
 
 
 def check_runs(found: Comparison) -> dict[Path, Verification]:
-    """What is found by verifying the runs of a comparison, by their paths."""
+    """Verify the runs of a comparison, and return the findings by path."""
     return {state.path: verification(state.path) for row in found.rows for state in row.states if state.rounds}
 
 
@@ -300,8 +300,8 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     if not found.column.public:
         folder.chmod(0o700)  # every table here shows figures of private data
     write_config(folder / "base.toml", found.config.resolved())
-    write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
-    write_table(folder / "cells.csv", cell_values(found, checked))
+    write_table(folder / "compare.csv", [_row_values(row) for row in found.rows])
+    write_table(folder / "cells.csv", _cell_values(found, checked))
     write_json(folder / "compare.json", values(found, checked))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
@@ -315,8 +315,8 @@ def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict
     return {"page": page, "markdown": folder / "compare.md", "latex": folder / "compare.tex", **paths}
 
 
-def row_values(row: Row) -> dict[str, Any]:
-    """One row as plain values; what is not known is None."""
+def _row_values(row: Row) -> dict[str, Any]:
+    """Return one row as plain values; unknown values are None."""
     claim = row.statement.claimed if row.statement else None
     proof = row.statement.proven if row.statement else None
     test = row.against
@@ -349,8 +349,8 @@ def row_values(row: Row) -> dict[str, Any]:
     }
 
 
-def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
-    """One line a run: the sample itself."""
+def _cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
+    """Return one line per run: the sample itself."""
     return [
         {
             "partition": row.partition,
@@ -371,7 +371,7 @@ def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list
 
 
 def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str, Any]:
-    """The whole comparison as plain values (`compare.json`)."""
+    """Return the whole comparison as plain values (`compare.json`)."""
     return {
         "format": FORMAT,
         "by": found.by,
@@ -379,8 +379,8 @@ def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str,
         "seeds": list(found.seeds),
         "notes": found.sentences,
         "assumptions": [asdict(item) for item in found.assumptions.items],
-        "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
-        "cells": cell_values(found, checked),
+        "rows": [_row_values(row) | {"problems": list(row.problems)} for row in found.rows],
+        "cells": _cell_values(found, checked),
     }
 
 

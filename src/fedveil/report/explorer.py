@@ -21,12 +21,12 @@ from fedveil.report.web_page import render, write_html
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
-DP_FEDAVG = {
+_DP_FEDAVG = {
     "title": "DP-FedAvg",
     "source": "McMahan et al. 2018",
     "about": "Clip each update as a whole, add Gaussian noise, average. Its accounting is a proof; nothing else is claimed.",
 }
-DP_SGD = {
+_DP_SGD = {
     "title": "Silo DP-SGD",
     "source": "Abadi et al. 2016",
     "about": "Each example's gradient is clipped and every local step is noised: "
@@ -35,26 +35,26 @@ DP_SGD = {
 }
 
 
-PLAIN = ("dp-fedavg", "silo-dp-sgd")
+_PLAIN = ("dp-fedavg", "silo-dp-sgd")
 """The methods that the page offers at once; the others are behind a choice."""
-FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
-"""Where noise is added, and the method whose releases the page computes for it."""
+_FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
+"""For each place of the noise, the method whose releases the page computes."""
 
 
 def explorer_values() -> dict[str, Any]:
-    """Everything that the explorer's page takes from Python."""
+    """Return everything that the explorer's page needs from Python."""
     rounding = {"bits": DEFAULT_BITS, "excess": norm_excess(1, "float64")}
     learning = {"half": HALF, "power": POWER, "learns": LEARNS, "hardly": HARDLY}
     return {"methods": explorer_methods(), "rounding": rounding, "learning": learning}
 
 
 def explorer_methods() -> dict[str, dict[str, Any]]:
-    """By name, every method whose releases the page can compute: its words, where its noise is, its claim, its limits."""
+    """Return, by name, the methods whose releases the page can compute: description, place of the noise, claim and limits."""
     files = registered_files("notes/*.toml")
-    notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
+    notes = {"dp-fedavg": _DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in files.items()}
     described = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
     methods = {name: values for name, values in described.items() if values} | {"silo-dp-sgd": _silo()}
-    return {name: {**values, "expert": name not in PLAIN} for name, values in methods.items()}
+    return {name: {**values, "expert": name not in _PLAIN} for name, values in methods.items()}
 
 
 def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
@@ -62,7 +62,7 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
     try:
         method = method_from({"name": name})
         costs = _costs(method)
-        noise = next((form for form, known in FORMS.items() if costs == _costs(method_from({"name": known}))), None)
+        noise = next((form for form, known in _FORMS.items() if costs == _costs(method_from({"name": known}))), None)
         if noise is None or _unequal_rounds(method):
             return None
         server = _reason(method.releases(_setting(noise_multiplier=1.0), View.SERVER))
@@ -75,7 +75,7 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
-    """The releases of a run in each scope, as each view sees them: kind, mu and count."""
+    """Return the releases of a run in each scope and view: kind, mu and count."""
     scopes = [Scope(Unit.CLIENT, adjacency, view) for adjacency in Adjacency for view in View]
     settings = [replace(_setting(noise_multiplier=1.5), scope=scope) for scope in scopes]
     events = [method.releases(setting, view) for setting in settings for view in View]
@@ -83,7 +83,7 @@ def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
 
 
 def _unequal_rounds(method: Method) -> bool:
-    """Whether rounds differ in price, so that no one noise multiplier tells them where sampling amplifies."""
+    """Return whether rounds differ in price, so that under sampling one noise multiplier cannot describe them."""
     try:
         return len(method.releases(replace(_setting(noise_multiplier=1.0), sampling="poisson"), View.AGGREGATE)) > 1
     except ConfigError:
@@ -91,19 +91,19 @@ def _unequal_rounds(method: Method) -> bool:
 
 
 def _published(method: Method) -> tuple[Claim | None, str | None]:
-    """What the published form claims, and why nothing is proven of it."""
+    """Return the claim of the published form, and the reason why nothing is proven for it."""
     setting = method.calibrate(_setting(View.SERVER, epsilon=1.0))
     return method.claim(setting), _reason(method.releases(setting, View.SERVER))
 
 
 def _silo() -> dict[str, Any]:
-    """DP-SGD inside each client, as DP-FedAvg counts it."""
+    """Return the values for DP-SGD inside each client, as DP-FedAvg counts it."""
     events = method_from({"name": "dp-fedavg"}).releases(_setting(noise_multiplier=1.0, example_clip=1.0), View.FINAL)
-    return _values(DP_SGD, "steps", _reason(events), None, None)
+    return _values(_DP_SGD, "steps", _reason(events), None, None)
 
 
 def _values(notes: dict[str, Any], noise: str, reason: str | None, claim: Claim | None, unbounded: str | None) -> dict[str, Any]:
-    """One method for the page.
+    """Return the page's values for one method.
 
     Args:
         noise: added to uploads or once to their `sum`, in `shares` by each client, or to the local `steps`.
@@ -125,12 +125,12 @@ def _values(notes: dict[str, Any], noise: str, reason: str | None, claim: Claim 
 
 
 def _own_words(name: str) -> dict[str, Any]:
-    """Of a method without notes: its name and the first sentence of its documentation."""
+    """Describe a method without notes: its name and the first sentence of its documentation."""
     return {"title": name, "source": name, "about": (inspect.getdoc(METHODS[name]) or "").partition("\n")[0]}
 
 
 def _setting(view: View = View.AGGREGATE, **noise: Any) -> Setting:
-    """A small run; only the kinds of its releases and claims are read, never their sizes."""
+    """Return the setting of a small run, of which only the kinds of releases and claims are read, never their sizes."""
     local = LocalSpec(steps=2, batch_size=10, batch_clip=1.0)
     public: dict[str, Any] = {"clients": 100, "cohort": 10, "rounds": 3, "records": 50, "classes": 10, "delta": 1e-5}
     scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 OVERVIEW = ("loss", "update", "noise", "clip", "participants")
 """`noise`, `clip` and every other column of layers.csv are drawn by layer."""
-MOST_LAYERS = 12
+_MOST_LAYERS = 12
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows. lines: (round from 1, value) under each line's name. factor: of the values. limits: of the axis.
+    """One panel of a figure. lines: (round from 1, value) by name. factor: multiplies the values. limits: of the axis.
 
     private: some of it is computed from private data without noise.
     """
@@ -43,7 +43,7 @@ class Panel:
 
 
 def plot_curves(history: Sequence[Row], columns: Columns, path: Path) -> Path:
-    """The main metric, loss, and the noise of the mean update against its own norm, over rounds."""
+    """Draw the main metric, the loss, and the noise of the mean update against its norm, over rounds."""
     figure = blank(11, 3.2)
     colours = ((BLUE,), (ORANGE,), (BLUE, GREEN))
     charts = zip(columns.together.values(), colours, strict=False)
@@ -80,7 +80,7 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
 
 
 def _panel(run: RunData, name: str) -> Panel:
-    """The panel of that name: a column, several together, or a line a layer or client."""
+    """Return the panel of that name: one column, several together, or a line for each layer or client."""
     layered = dict.fromkeys(k for row in run.layers for k in row if k not in ("round", "layer"))
     header = {"noise": "noise_std"}.get(name, name)
     if name == "clip" and "example_clip" in run.columns:  # DP-SGD clips the gradient of each example, and no update
@@ -104,7 +104,7 @@ def _panel(run: RunData, name: str) -> Panel:
 
 
 def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Columns) -> Panel:
-    """A line for each of these columns, as far as the history has them."""
+    """Return a line for each of these columns that the history has."""
     there = [columns[name] for name in names if _points(rows, name)]
     drawn, first = {column.words: _points(rows, column.name) for column in there}, columns[names[0]]
     private = not all(column.public for column in there)
@@ -112,7 +112,7 @@ def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Co
 
 
 def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> Panel:
-    """A line for each layer or client."""
+    """Return a line for each layer or client."""
     lines: dict[str, Points] = {}
     for row in rows:
         if row.get(header) is not None:
@@ -127,14 +127,14 @@ def _points(rows: Sequence[Row], column: str) -> Points:
 
 
 def _fewer(lines: dict[str, Points], of: str) -> dict[str, Points]:
-    """Equal layers (or clients) as one line; of more than 12 different ones the least, median and largest at the end."""
+    """Merge equal lines of layers (or clients); of more than 12 different ones, keep the least, median and largest at the end."""
     merged: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for name, points in lines.items():
         merged.setdefault(tuple(points), []).append(name)
     if len(merged) == 1 and len(lines) > 1:
         return {f"all {len(lines)} {of}": list(next(iter(merged)))}
     named = {names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more": list(p) for p, names in merged.items()}
-    if len(named) <= MOST_LAYERS:
+    if len(named) <= _MOST_LAYERS:
         return named
     order = sorted(named, key=lambda name: named[name][-1][1])
     kept = {"least": order[0], "median": order[len(order) // 2], "largest": order[-1]}
@@ -159,14 +159,14 @@ def _draw(axis: Axes, panel: Panel, colours: Sequence[str] = COLOURS) -> None:
     quiet(axis)
 
 
-SINGLE = 60
+_SINGLE = 60
 COLUMNS = 250
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is drawn. counts: (clients, labels), training only; test: (clients,); order: clients from left to right."""
+    """Data of a figure. counts: (clients, labels), training only; test: (clients,); order: clients from left to right."""
 
     counts: Ints
     test: Ints
@@ -198,7 +198,7 @@ def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: Cli
     counts = partition.label_counts(labels, len(names))
     held = np.zeros(len(partition), dtype=np.int64) if test is None else test.sizes
     order = np.arange(len(partition))
-    if len(partition) > SINGLE:
+    if len(partition) > _SINGLE:
         shares = _shares(counts)
         top = shares.argmax(axis=1)
         order = np.lexsort((-shares.max(axis=1), top, counts.sum(axis=1) == 0))
@@ -211,7 +211,7 @@ def _shares(counts: Ints) -> NDArray[np.float64]:
 
 def _figure(partition: Partition, table: Table) -> Figure:
     clients, labels = table.counts.shape
-    many = clients > SINGLE
+    many = clients > _SINGLE
     width = 11.0 if many else float(np.clip(4.2 + 0.2 * clients, 6.5, 15.5))
     height = float(np.clip(2.8 + 0.27 * labels, 4.6, 11.0))
     figure = blank(width, height)
@@ -232,7 +232,7 @@ def _figure(partition: Partition, table: Table) -> Figure:
 
 
 def _dots(axes: Axes, table: Table, diameter: float) -> None:
-    """Dots of at most `diameter` points, their area proportional to the number of examples."""
+    """Draw dots of at most `diameter` points, with an area proportional to the number of examples."""
     clients, labels = np.nonzero(table.counts)
     values = table.counts[clients, labels]
     largest = int(values.max(initial=1))
@@ -265,7 +265,7 @@ def _edges(clients: int) -> Ints:
 def _sizes(axes: Axes, table: Table) -> None:
     train = table.counts.sum(axis=1)[table.order].astype(np.float64)
     test = table.test[table.order].astype(np.float64)
-    if len(train) > SINGLE:
+    if len(train) > _SINGLE:
         edges = _edges(len(train))
         train, test = (np.add.reduceat(part, edges[:-1]) / np.diff(edges) for part in (train, test))
         axes.stairs(train, edges, fill=True, color=BLUE, label="training")
@@ -299,7 +299,7 @@ def _axes(axes: Axes, table: Table) -> None:
     axes.set_yticks(np.arange(0, labels, step), [table.names[i] for i in range(0, labels, step)], fontsize=8)
     axes.set_ylim(labels - 0.4, -0.6)
     axes.set_ylabel("label", fontsize=9)
-    if clients > SINGLE:
+    if clients > _SINGLE:
         axes.set_xlabel("clients, ordered by most frequent label", fontsize=9)
     else:
         every = 1 if clients <= 25 else 5
@@ -311,7 +311,7 @@ def _axes(axes: Axes, table: Table) -> None:
 def _mark_curious(axes: Axes, above: Axes, partition: Partition, table: Table) -> None:
     if "curious" not in partition.extras:
         return
-    many = len(table.order) > SINGLE
+    many = len(table.order) > _SINGLE
     place = float(np.flatnonzero(table.order == int(partition.extras["curious"]))[0]) + (0.5 if many else 0.0)
     for beside in (place - 0.5, place + 0.5):
         for each in (axes, above):

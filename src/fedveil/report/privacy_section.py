@@ -138,13 +138,13 @@ def _over_rounds(book: Ledger, scope: Scope, delta: float, clients: int) -> Spen
 
 
 def _spaced(rounds: list[int], points: int) -> list[int]:
-    """Some of the ascending rounds, evenly spaced, with the last."""
+    """Choose some of the ascending rounds, evenly spaced, including the last."""
     count = min(points, len(rounds))
     return sorted({rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]})
 
 
 def _by_renyi(squares: NDArray[np.float64], by_order: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
-    """Epsilon of each client by Renyi accounting at a few orders: what orders clients by spending."""
+    """Return epsilon of each client by Renyi accounting at a few orders, to rank clients by spending."""
     curves = squares[:, None] * (_ORDERS / 2) + by_order
     return np.asarray(rdp_epsilons(np.broadcast_to(_ORDERS, curves.shape), curves, delta).min(axis=1), dtype=np.float64)
 
@@ -153,7 +153,7 @@ _WORST_FIRST = ("contradicted", "cannot tell", "verified")
 
 
 def outcome_values(checked: Mapping[Path, Verification]) -> dict[str, Any] | None:
-    """The worst outcome of these runs, their contradictions, and the findings of each; None without runs."""
+    """Return the worst outcome of these runs, their contradictions, and the findings of each; None without runs."""
     if not checked:
         return None
     outcomes = [found.outcome for found in checked.values()]
@@ -176,7 +176,7 @@ def outcome_values(checked: Mapping[Path, Verification]) -> dict[str, Any] | Non
 
 
 def outcome_lines(checked: Mapping[Path, Verification]) -> list[str]:
-    """The same as lines of text: the outcome, and what is contradicted."""
+    """Return the outcome and the contradictions as lines of text."""
     values = outcome_values(checked)
     if values is None:
         return []
@@ -192,7 +192,7 @@ SEES = {
     View.AGGREGATE: "sees every round's aggregate",
     View.FINAL: "sees the last model only",
 }
-UNBOUNDED = "no bound"
+_UNBOUNDED = "no bound"
 
 
 def privacy_values(runs: Sequence[RunData]) -> Values:
@@ -229,7 +229,7 @@ _NO_STATEMENT = [("The run directory holds no privacy statement.", False)]
 
 
 def _promise(s: Statement) -> list[tuple[str, bool]]:
-    """What the run is worth in one sentence, as pieces of text and whether they are bold."""
+    """Return the guarantee in one sentence, as pieces of text and whether they are bold."""
     who = SEES[s.own.view]
     if math.isinf(s.proven.epsilon):
         return [(f"Against an attacker who {who}, ", False), ("nothing is proven", True), (f": {s.proven.reason}.", False)]
@@ -280,7 +280,7 @@ def _not_protected(s: Statement) -> Values | None:
 def _claimed(claim: Claim | None) -> Values | None:
     if claim is None:
         return None
-    value = epsilon(claim.epsilon, UNBOUNDED, number)
+    value = epsilon(claim.epsilon, _UNBOUNDED, number)
     return card_of("Claimed ε", value, claim.epsilon, f"delta = {small(claim.delta)}, {claim.scope}", claim.source)
 
 
@@ -299,15 +299,15 @@ def capital(text: str) -> str:
 
 
 def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
-    """The table of views, with what each of them sees."""
-    table = numbers_table(s, among, UNBOUNDED)
+    """Return the table of views, with what each of them sees."""
+    table = numbers_table(s, among, _UNBOUNDED)
     rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
     first, *others = table.headings
     return replace(table, headings=(first, "who", *others), rows=tuple(rows))
 
 
 def _epsilon(value: float) -> str:
-    return epsilon(value, UNBOUNDED)
+    return epsilon(value, _UNBOUNDED)
 
 
 def spent_values(
@@ -315,7 +315,7 @@ def spent_values(
     progress: Callable[[int, int], None] | None = None,
     checked: Mapping[Path, Verification] | None = None,
 ) -> Values | None:
-    """Epsilon over the rounds, from the ledger: of several runs, that of the one that spent most."""
+    """Return epsilon over the rounds, from the ledger; for several runs, of the one that spent most."""
     known = {path: verified_ledger(found) for path, found in (checked or {}).items()}
     each = [
         (run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients, progress, known.get(run.path, "")), s)
@@ -340,5 +340,5 @@ def spent_values(
 
 
 def _end(found: Spent) -> float:
-    """Epsilon after the last round; below all others where it is not known."""
+    """Return epsilon after the last round; if it is unknown, a number below all others."""
     return found.most[-1][1] if found.most else -1.0

@@ -25,11 +25,11 @@ from fedveil.verify import Verification
 
 Values = dict[str, Any]
 NOISE = {"Expected noise, added up over the rounds": ("cumulative_noise_norm",)}
-COST = ("participants", "failed", "uplink_bytes", "seconds")
+_COST = ("participants", "failed", "uplink_bytes", "seconds")
 
 
-def column_values(runs: Sequence[RunData]) -> Values:
-    """The words of the columns that runs of one configuration have: of those with a number per round, and of those by layer."""
+def _column_values(runs: Sequence[RunData]) -> Values:
+    """Return the descriptions of the columns of runs of one configuration: those per round, and those by layer."""
     names = dict.fromkeys(name for run in runs for name in run.columns)
     layered = dict.fromkeys(name for row in runs[0].layers[:1] for name in row if name not in ("round", "layer"))
     known = runs[0].declared
@@ -41,10 +41,10 @@ def column_values(runs: Sequence[RunData]) -> Values:
 
 
 def chart_values(groups: Sequence[Values]) -> Values:
-    """The charts of each section from the columns of the page's groups of runs, and what is said of private figures."""
+    """Return the charts of each section, from the columns of the page's groups of runs, and the note on private figures."""
     charts = {title: columns for g in groups for title, columns in g["charts"].items()}
     drawn = [name for columns in charts.values() for name in columns]
-    shown = (*drawn, *COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
+    shown = (*drawn, *_COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
     own = dict.fromkeys(name for g in groups for name in g["columns"] if name not in shown)
     if len(groups) == 1:
         training = [_chart(groups, names, title) for title, names in charts.items()]
@@ -53,20 +53,20 @@ def chart_values(groups: Sequence[Values]) -> Values:
     return {
         "training": [chart for chart in training if chart["series"]],
         "method": [chart for name in own for chart in _apart(groups, name)],
-        "cost": [chart for name in COST for chart in _apart(groups, name)],
+        "cost": [chart for name in _COST for chart in _apart(groups, name)],
         "private": _private(groups),
     }
 
 
 def _apart(groups: Sequence[Values], name: str) -> Iterable[Values]:
-    """A chart of one column for each meaning that it has: methods may give one name to different figures."""
+    """Return one chart for each meaning of a column, since methods may use one name for different figures."""
     meanings = [g["columns"][name] for g in groups if name in g["columns"]]
     for words in [w for i, w in enumerate(meanings) if w not in meanings[:i]]:
         yield _chart(groups, (name,), words["title"], words)
 
 
 def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: Values | None = None) -> Values:
-    """A chart's words and series: of each group every column that it has, with that meaning if one is asked for."""
+    """Return a chart's texts and series: for each group, its columns, or only those with the requested meaning."""
     found = [(i, n, g["columns"][n]) for i, g in enumerate(groups) for n in names if n in g["columns"]]
     kept = [(i, n, words) for i, n, words in found if meaning is None or words == meaning]
     series = [{"group": i, "column": n, "name": groups[i]["name"] if len(groups) > 1 else w["title"]} for i, n, w in kept]
@@ -85,7 +85,7 @@ def _axis_label(title: str, unit: str) -> str:
 
 
 def _private(groups: Sequence[Values]) -> str:
-    """Which of the page's figures come from private data without noise."""
+    """Say which figures of the page are computed from private data without noise; empty if none are."""
     drawn = (words for g in groups for name, words in g["columns"].items() if name in g["curves"])
     titles = dict.fromkeys(words["private"] for words in drawn if words["private"])
     clients = ["scores by client"] if any(g["clients"] for g in groups) else []
@@ -109,7 +109,7 @@ def _words(column: Column) -> Values:
 
 
 def attack_values(runs: list[RunData], room: list[int]) -> list[Values]:
-    """What the page shows of each attack: its name, figures, assumptions, and its picture as long as there is room.
+    """Return name, figures and assumptions of each attack, and its picture as long as there is room.
 
     room: bytes left for pictures, in a list of one, which is counted down.
     """
@@ -128,7 +128,7 @@ def _attack(stem: Path, room: list[int]) -> Values:
 
 
 def _record(path: Path) -> Values:
-    """The headline and the assumptions that `fedveil attack` wrote; of another file its single figures."""
+    """Return the headline and the assumptions that `fedveil attack` wrote; for another file, its single figures."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -152,7 +152,7 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [] if isinstance(value, list) or value is None else [(prefix or "value", value)]
 
 
-PICTURE_BYTES = 2_500_000
+_PICTURE_BYTES = 2_500_000
 """Pictures beyond this total are named, not shown, so that the page stays small."""
 COLUMNS = 240
 """The partition plot has so many columns at most; neighbours are averaged above that."""
@@ -163,14 +163,14 @@ def page_values(
     progress: Callable[[int, int], None] | None = None,
     checked: Mapping[Path, Verification] | None = None,
 ) -> dict[str, Any]:
-    """Everything that the page shows, as values for strict JSON.
+    """Return everything that the page shows, as values for strict JSON.
 
     Args:
         checked: what is found by verifying the runs, by their paths.
     """
     groups = grouped(runs)
     names = group_names(groups)
-    room = [PICTURE_BYTES]
+    room = [_PICTURE_BYTES]
     shown = [_group(name, group, room, progress, checked) for name, group in zip(names, groups, strict=True)]
     promises = list(dict.fromkeys(g["scope"] for g in shown))
     shown.sort(key=lambda g: (promises.index(g["scope"]), g["proven_value"] is None, g["proven_value"] or 0.0, _rank(g)))
@@ -195,7 +195,7 @@ def _rank(group: Values) -> float:
 
 
 def _metrics(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The main metrics of the page's groups, each with the places of those that have it: others are not compared by it."""
+    """Return the main metrics of the page's groups, each with the positions of the groups that have it."""
     mains = [group["main"] for group in groups]
     different = [main for i, main in enumerate(mains) if main not in mains[:i]]
     return [{**main, "groups": [i for i, other in enumerate(mains) if other == main]} for main in different]
@@ -235,7 +235,7 @@ def _group(
         "curves": {c: v for c, v in curves.items() if c not in level},
         "constant": {c: last(first.history, c) for c in level},
         "layers": layers(runs),
-        **column_values(runs),
+        **_column_values(runs),
         "spent": spent_values(runs, progress, checked),
         "clients": _clients(runs),
         "partition": _partition(first.partition),
@@ -254,7 +254,7 @@ def _group(
 
 
 def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> list[tuple[str, bool]]:
-    """What was trained and how well, as pieces of text and whether they are bold."""
+    """Return the method and its score in one sentence, as pieces of text and whether they are bold."""
     rounds, main = max(len(run.history) for run in runs), runs[0].declared.main
     end = f" on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
     if main.percent:
@@ -294,7 +294,7 @@ def _data(run: RunData) -> str:
 
 
 def _clients(runs: list[RunData]) -> dict[str, Any] | None:
-    """Scores of the clients in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
+    """Return the clients' scores in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
     main = runs[0].declared.main
     header = main.name.removeprefix("test_")
     rounds = sorted({int(r["round"]) for run in runs for r in run.clients if isinstance(r.get(header), float)})
@@ -322,7 +322,7 @@ def _clients(runs: list[RunData]) -> dict[str, Any] | None:
 
 
 def _partition(stored: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Columns of label counts for the picture: single clients in their order, or many ordered by most frequent label."""
+    """Return columns of label counts for the picture: a few clients in order, or many sorted by their most frequent label."""
     if not stored or not stored["counts"]:
         return None
     counts = np.array(stored["counts"], dtype=np.float64)
@@ -395,7 +395,7 @@ def write_report(
 
 
 def _short(value: Any) -> Any:
-    """Numbers to 6 digits, which is more than a picture shows."""
+    """Round numbers to 6 digits, which is more than a picture shows."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

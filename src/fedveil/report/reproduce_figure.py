@@ -38,7 +38,7 @@ def plot_reproduction(done: Reproduction) -> Path | None:
 
 
 def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
-    """Theirs hollow, ours filled, a line between the two."""
+    """Draw published values hollow and ours filled, with a line between the two."""
     places = range(len(done.outcomes))
     theirs = [number(o.row.published[column]) for o in done.outcomes]
     ours = [o.mean(column) for o in done.outcomes]
@@ -59,7 +59,7 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
 
 
 def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
-    """Our series over the rounds; the paper's value as a dotted line of the same colour."""
+    """Draw our series over the rounds, and the paper's value as a dotted line of the same colour."""
     spec = done.recipe.columns[column]
     drawn = [o for o in done.outcomes if o.measured.get(spec.of) or number(o.row.published[column]) is not None]
     for k, outcome in enumerate(drawn):
@@ -80,7 +80,7 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
 
 
 def _name(done: Reproduction, outcome: RowOutcome) -> str:
-    """The labels of a row; a bare number with the name of its axis."""
+    """Return the labels of a row; a bare number gets the name of its axis."""
     named = zip(done.recipe.axes, outcome.row.labels, strict=True)
     return ", ".join(f"{axis.name} {label}" if number(label) is not None else label for axis, label in named)
 

@@ -81,13 +81,13 @@ class TensorBoard:
 
 
 def _described(columns: Columns) -> str:
-    """What the names of the scalars mean, as a Markdown table."""
+    """Return the meaning of the scalars' names, as a Markdown table."""
     numbers = [column for column in columns.values() if column.kind in ("number", "layer")]
     rows = [f"| {c.name} | {c.words} | {c.axis} | {c.better or ''} | {'' if c.public else 'private'} |" for c in numbers]
     return "\n".join(["| name | what | unit | better | |", "| --- | --- | --- | --- | --- |", *rows])
 
 
-ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
+_ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
 
 
 class Mlflow:
@@ -128,7 +128,7 @@ class Mlflow:
                 from fedveil.report.report import write_report
 
                 write_report([self._begun.path])
-            for name in (*ARTIFACTS, *TABLES, DECLARED, *(f"{PRIVATE}/{table}" for table in TABLES)):
+            for name in (*_ARTIFACTS, *TABLES, DECLARED, *(f"{PRIVATE}/{table}" for table in TABLES)):
                 if (self._begun.path / name).is_file():
                     folder = PRIVATE if name.startswith(PRIVATE) else None
                     self._client.log_artifact(self._run, str(self._begun.path / name), folder)
@@ -148,7 +148,7 @@ class Mlflow:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Runs that begin together do so one after another: MLflow fails where two make its database or an experiment at once."""
+    """Let runs begin one after another: MLflow fails if two create its database or an experiment at the same time."""
     with (Path(tempfile.gettempdir()) / f"fedveil-mlflow-{os.getuid()}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

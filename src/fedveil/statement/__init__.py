@@ -1,1 +1,1 @@
-"""What a configuration promises: claimed and proven epsilon, caveats, advice."""
+"""The privacy statement of a configuration: claimed and proven epsilon, caveats, advice."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | None:
-    """The block of the statement, or None where noise and signal have no known ratio (no clip, or no noise to scale).
+    """Return the block of the statement, or None if noise and signal have no known ratio (no clip, or no noise to scale).
 
     Args:
         s: with its noise multiplier known. epsilon: finite, held fixed in each view.
@@ -58,7 +58,7 @@ def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | N
 
 
 def _clip(method: Method, s: Setting) -> float | None:
-    """The largest norm of what is averaged, or None where it has no bound."""
+    """Return the bound on the norm of what is averaged, or None if it has none."""
     clip = s.example_clip if s.example_clip is not None else method.clip_norm(s)
     return clip if clip is not None and math.isfinite(clip) else None
 
@@ -83,7 +83,7 @@ def _on_sum(s: Setting, view: View) -> bool:
 
 
 def _batch(s: Setting) -> float:
-    """Examples over which DP-SGD averages its noise in a local step; 1 where noise is not per step."""
+    """Return the number of examples over which DP-SGD averages its noise in a local step; 1 if noise is not per step."""
     step = s.dp_sgd() if s.example_clip is not None else None
     return 1.0 if step is None else step.rate * s.known_records
 
@@ -94,7 +94,7 @@ def _level(s: Setting, clip: float, view: View, z: float) -> Level:
 
 
 def _other(method: Method, s: Setting, clip: float, view: View, epsilon: float) -> Level:
-    """The level of a view that the run does not promise, were the run made for it at the same epsilon."""
+    """Return the level of another view, for a run that promises the same epsilon in that view."""
     moved = replace(s, scope=replace(s.scope, view=view), epsilon=epsilon)
 
     def events(z: float) -> list[Event]:
@@ -118,7 +118,7 @@ def _pair(s: Setting) -> Adjacency:
 
 
 def _quick(events: list[Event]) -> AccountantName:
-    """The exact accountant without sampling; with it the Renyi bound where that is fast, a little above the best one."""
+    """Return epsilon: exact without sampling; with it, the Renyi bound, which is fast and a little above the best one."""
     sampled = [event for event in events if is_amplified(event)]
     if not sampled:
         return "gdp"
@@ -136,7 +136,7 @@ def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
 
 
 def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """The least integer in [low, high] from which on `holds` is true, or None."""
+    """Return the least integer in [low, high] from which on `holds` is true, or None."""
     if low > high or not holds(high):
         return None
     while low < high:

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from fedveil.tasks.task import Task
 
 
-MATTERS = 1.01
+_MATTERS = 1.01
 """Epsilons are quoted side by side where they differ by this factor."""
 
 _RECORDS = (2, 10)
 
 
 def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, memoryless: bool) -> float | None:
-    """Epsilon where the number of participants of each round is seen, if it is more than 1 % above `epsilon`; else None.
+    """Return epsilon if the number of participants of each round is observed, or None if it is at most 1 % above `epsilon`.
 
     Args:
         events: of the run. epsilon: proven of them with a hidden number.
@@ -66,11 +66,11 @@ def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, m
     if not any(map(is_amplified, seen)):
         return None
     found, _ = bound(seen, s.delta, adjacency=neighbouring_pair(s.scope, per_example=False))
-    return found if found > MATTERS * epsilon else None
+    return found if found > _MATTERS * epsilon else None
 
 
-def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
-    """Remarks on the run's own view, whose releases are `events`; they change nothing of what is proven.
+def _sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
+    """Return remarks on the run's own view, whose releases are `events`; they do not change what is proven.
 
     Args:
         memoryless: clients keep nothing of one round for the next, which each sample's being drawn afresh rests on.
@@ -96,7 +96,7 @@ def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
     sampled = [FixedSampleGaussian(s.clients, s.cohort, 1 / event.mu, event.count) for event in rounds]
     pair = neighbouring_pair(s.scope, per_example=False)
     full, secret = (bound(e, s.delta, adjacency=pair)[0] for e in (rounds, sampled))
-    if secret * MATTERS > full:
+    if secret * _MATTERS > full:
         return ""
     return (
         f"{s.cohort} of {s.clients} clients are drawn afresh in each round: against whoever sees the sums and never learns who "
@@ -122,7 +122,7 @@ def _several_records(s: Setting, events: Sequence[Event]) -> str:
     )
 
 
-def selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
+def _selection_note(method: Method, s: Setting, proven: float, events: Sequence[Event]) -> list[str]:
     """Describe how the run was chosen, with the epsilon of one run and of all runs; `events` are the releases of one run."""
     if s.selection is None:
         return []
@@ -149,7 +149,7 @@ def selection_note(method: Method, s: Setting, proven: float, events: Sequence[E
     ]
 
 
-def selection_assumptions(s: Setting) -> list[Assumption]:
+def _selection_assumptions(s: Setting) -> list[Assumption]:
     """Return the assumptions behind the bound of a search."""
     if s.selection is None:
         return []
@@ -226,7 +226,7 @@ def check_evaluation(method: Method, s: Setting, proven: Guarantee) -> None:
         )
 
 
-def evaluation_note(s: Setting) -> list[str]:
+def _evaluation_note(s: Setting) -> list[str]:
     """Describe the counts released with each update, and their price."""
     if s.evaluation is None:
         return []
@@ -247,7 +247,7 @@ def evaluation_note(s: Setting) -> list[str]:
 
 
 _SHOWN = 8
-"""How many numbers of a list are written out."""
+"""Number of list entries that are written out."""
 
 
 def units(s: Setting) -> int:
@@ -307,7 +307,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += [*_task(s.task), *selection_assumptions(s)]
+    found += [*_task(s.task), *_selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in assumptions_of(method, s)))
 
 
@@ -334,7 +334,7 @@ def _task(task: Task) -> list[Assumption]:
 
 
 def _short(value: object) -> str:
-    """A number, or the first few of a list."""
+    """Format a number, or the first few of a list."""
     if not isinstance(value, tuple | list):
         return f"{value}"
     more = f", ... ({len(value)} numbers)" if len(value) > _SHOWN else ""
@@ -479,14 +479,14 @@ def warnings(
 
 
 def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *, memoryless: bool) -> tuple[str, ...]:
-    """Return notes on the numbers of the run's own view; `events` are its releases. memoryless: as in `sampling_notes`."""
+    """Return notes on the numbers of the run's own view; `events` are its releases. memoryless: as in `_sampling_notes`."""
     if math.isinf(proven.epsilon):
         return ()
-    found = selection_note(method, s, proven.epsilon, events)
+    found = _selection_note(method, s, proven.epsilon, events)
     found += [
-        *evaluation_note(s),
+        *_evaluation_note(s),
         *_averaged(s),
-        *sampling_notes(method, s, events, memoryless=memoryless),
+        *_sampling_notes(method, s, events, memoryless=memoryless),
         sampler_line(run_variation(method, s), proven.epsilon, s.delta),
     ]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:
@@ -507,7 +507,7 @@ def _averaged(s: Setting) -> list[str]:
 
 
 def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumption]:
-    """The assumption that a large epsilon needs, since the sampler's distance counts e^epsilon times."""
+    """Return the assumption that a large epsilon needs, since the sampler's distance is multiplied by e^epsilon."""
     if sampler_adds(variation, epsilon, delta) is not None:
         return []
     return [

@@ -43,17 +43,17 @@ _FIELDS = {
     "accountant": ("accountant",),
     "run": ("cohort", "clients", "sampling", "rounds", "dimension"),
 }
-INTEGERS = "what leaves with a guarantee is integers with integer noise, whose law is proven in docs/exact-release.md of fedveil"
-PUBLISHED = "published variant: the method as its paper prints it; what the paper claims is no proof"
+_INTEGERS = "what leaves with a guarantee is integers with integer noise, whose law is proven in docs/exact-release.md of fedveil"
+_PUBLISHED = "published variant: the method as its paper prints it; what the paper claims is no proof"
 
 
 def fact(text: str, *fields: str, why: str = "") -> Item:
-    """A sentence, and the fields of the statement that it comes from."""
-    return Item(f"{one_line(text)} ({', '.join(f'`{field}`' for field in fields)})", one_line(why))
+    """Make an item of a sentence and the statement's fields that it comes from."""
+    return Item(f"{_one_line(text)} ({', '.join(f'`{field}`' for field in fields)})", _one_line(why))
 
 
-def one_line(text: str) -> str:
-    """The text without line breaks and control characters: names in a run directory may be a stranger's."""
+def _one_line(text: str) -> str:
+    """Remove line breaks and control characters, since names in a run directory may come from a stranger."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -62,17 +62,17 @@ def opening(statement: Statement) -> TextSection:
     s = statement
     warnings = [fact(line, f"warnings[{i}]") for i, line in enumerate(s.warnings)]
     against = [fact(str(c), f"contradictions[{i}]") for i, c in enumerate(s.contradictions())]
-    published = [fact(PUBLISHED, "variant")] if s.variant == "published" else []
+    published = [fact(_PUBLISHED, "variant")] if s.variant == "published" else []
     return TextSection("", (fact(in_words(s), "in_words").text,), items=(*warnings, *against, *published))
 
 
 def heading(name: str, statement: Statement) -> str:
-    """The title of a page: its name, the method, and whether anything is proven."""
-    return f"{name}: {one_line(statement.method)} ({variant_of(statement)})"
+    """Return the title of a page: its name, the method, and whether anything is proven."""
+    return f"{name}: {_one_line(statement.method)} ({variant_of(statement)})"
 
 
-def why_not_alone(statement: Statement) -> str:
-    """Why the proven epsilon of the promised view may not be quoted alone; empty where it may."""
+def _why_not_alone(statement: Statement) -> str:
+    """Return the reason why the proven epsilon of the promised view may not be quoted alone, or an empty string."""
     s = statement
     if math.isinf(s.proven.epsilon):
         return "nothing is proven"
@@ -89,7 +89,7 @@ def asked(statement: Statement, *names: str) -> list[Item]:
 
 
 def numbers(statement: Statement) -> list[Item]:
-    """Claimed and proven epsilon of each view, each with unit, adjacency, view and delta; caps by client."""
+    """Return claimed and proven epsilon of each view, each with unit, adjacency, view and delta; and caps by client."""
     found = []
     for i, of_view in enumerate(statement.views):
         proven, seen, claim = of_view.proven, of_view.seen_count, of_view.claimed
@@ -134,9 +134,9 @@ def adversaries(statement: Statement) -> list[Item]:
     ]
 
 
-def exactness(statement: Statement) -> list[Item]:
+def _exactness(statement: Statement) -> list[Item]:
     """Describe how noise is added; empty if nothing is proven."""
-    return [Item(INTEGERS)] if math.isfinite(statement.proven.epsilon) else []
+    return [Item(_INTEGERS)] if math.isfinite(statement.proven.epsilon) else []
 
 
 def releases(statement: Statement) -> list[Item]:
@@ -156,7 +156,7 @@ def unprotected(statement: Statement) -> list[Item]:
     return [fact(line, f"not_protected[{i}]") for i, line in enumerate(statement.not_protected)]
 
 
-def fact_notes(statement: Statement) -> list[Item]:
+def _fact_notes(statement: Statement) -> list[Item]:
     """Return notes on the numbers of the guarantee's view."""
     return [
         fact(f"{line} (at {scope_line(statement)})", f"notes[{i}]", "delta", "scope") for i, line in enumerate(statement.notes)
@@ -176,7 +176,7 @@ class Remaining:
         self._left = list(items)
 
     def take(self, *words: str) -> list[Item]:
-        """The facts that hold one of these words, each handed out once; without words all that are left."""
+        """Return the remaining facts that contain one of these words, or all of them; each fact is returned once."""
         found = [item for item in self._left if not words or any(word in item.text for word in words)]
         self._left = [item for item in self._left if item not in found]
         return found
@@ -206,11 +206,11 @@ class RunFigures:
         return [*found, fact(f"{self.rounds} rounds finished{ended}", "summary.json: rounds", "summary.json: ended")]
 
     def evaluation(self) -> list[Item]:
-        """The figures of the last evaluation; private figures are never among them."""
+        """Return the public figures of the last evaluation."""
         return [fact(f"{name}: {number(value)}", f"summary.json: final.{name}") for name, value in self.metrics.items()]
 
     def checking(self) -> list[Item]:
-        """The digest under which everybody can check the run."""
+        """Return the digest by which anybody can check the run."""
         if not self.closing:
             return [fact("the ledger is not closed: the run has no closing digest", "ledger.sqlite: closing")]
         text = f"closing digest {self.closing}, to be checked by `fedveil verify RUN --pin DIGEST`"
@@ -218,13 +218,13 @@ class RunFigures:
 
 
 def read_run_figures(run: Path, closing: str) -> RunFigures:
-    """The public figures of a run directory; nothing of its private folder is read.
+    """Read the public figures of a run directory, never those of its private folder.
 
     Args:
         closing: the digest that verification found at the end of the ledger, or an empty string.
 
     Raises:
-        ConfigError: a file of it is damaged.
+        ConfigError: one of its files is damaged.
     """
     summary, card = (_json(run / name) for name in ("summary.json", "data.json"))
     final = summary.get("final", {})
@@ -243,7 +243,7 @@ def _json(path: Path) -> dict[str, Any]:
     raise ConfigError(f"{path} cannot be read ({problem}): give a run directory as `fedveil run` left it")
 
 
-IMPACT_TITLE = "Facts for a data protection impact assessment"
+_IMPACT_TITLE = "Facts for a data protection impact assessment"
 _DISCLAIMER = (
     "This is no data protection impact assessment and no legal advice. It holds the facts about the method that an assessment "
     "under GDPR Article 35(7) asks for; each part ends with what remains for the controller to answer."
@@ -251,8 +251,8 @@ _DISCLAIMER = (
 _REMAINS = "Remains the controller's: "
 
 
-def impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """One section for each point of Article 35(7)."""
+def _impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """Yield one section for each point of Article 35(7)."""
     yield TextSection("What this is", (_DISCLAIMER,))
     processing = [*asked(s, "run"), *(run.training() if run else ()), *unit(s), *adversaries(s)]
     yield TextSection(
@@ -272,7 +272,7 @@ def impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
         ),
         items=tuple(cost),
     )
-    risks = [*numbers(s), *fact_notes(s), *audits(s), *unprotected(s)]
+    risks = [*numbers(s), *_fact_notes(s), *audits(s), *unprotected(s)]
     yield TextSection(
         "(c) Risks: what is proven, and what is not protected",
         (_REMAINS + "how likely and how severe these risks are for the people concerned, and all risks outside of training.",),
@@ -289,7 +289,7 @@ def impact_facts(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     )
 
 
-CARD_TITLE = "Model card"
+_CARD_TITLE = "Model card"
 _AUTHORS = (
     "Only the authors can say: licence, intended and excluded uses, languages, origin of the data, who trained the model, and "
     "how it does on groups of people."
@@ -297,20 +297,20 @@ _AUTHORS = (
 
 
 def header(s: Statement) -> str:
-    """The YAML header; every value is a plain word."""
-    tags = sorted({"federated-learning", s.method, *([] if why_not_alone(s) else ["differential-privacy"])})
-    return "\n".join(["---", "library_name: fedveil", "tags:", *(f"- {one_line(tag)}" for tag in tags), "---"])
+    """Return the YAML header; every value is a plain word."""
+    tags = sorted({"federated-learning", s.method, *([] if _why_not_alone(s) else ["differential-privacy"])})
+    return "\n".join(["---", "library_name: fedveil", "tags:", *(f"- {_one_line(tag)}" for tag in tags), "---"])
 
 
-def model_card(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """The sections of the card."""
+def _model_card(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """Return the sections of the card."""
     training = [*asked(s, "run", "noise multiplier"), *(run.training() if run else ())]
     yield TextSection("Training", items=tuple(training))
     if run is not None:
         nothing = () if run.metrics else ("No evaluation is recorded.",)
         yield TextSection("Evaluation", nothing, items=tuple(run.evaluation()))
     privacy = [*asked(s, "promise", "target", "accountant"), *unit(s), *numbers(s), *audits(s)]
-    yield TextSection("Privacy", items=(*privacy, *fact_notes(s)))
+    yield TextSection("Privacy", items=(*privacy, *_fact_notes(s)))
     if s.assumptions:
         yield TextSection("What the proof rests on", items=tuple(assumptions(s)))
     yield TextSection("Limits: what is not protected", items=tuple(unprotected(s)))
@@ -319,13 +319,13 @@ def model_card(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     yield TextSection("To be added", (_AUTHORS,))
 
 
-NIST_TITLE = "Answers to the questions of NIST SP 800-226"
-NOT_OURS = "Not ours: "
+_NIST_TITLE = "Answers to the questions of NIST SP 800-226"
+_NOT_OURS = "Not ours: "
 
 
-def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
-    """One section a question."""
-    limits, rests, notes = (Remaining(f(s)) for f in (unprotected, assumptions, fact_notes))
+def _nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
+    """Yield one section per question."""
+    limits, rests, notes = (Remaining(f(s)) for f in (unprotected, assumptions, _fact_notes))
     yield _answer("Privacy parameters: which epsilon and delta?", numbers(s), asked(s, "target"))
     several = [*notes.take("several records", "clips whole clients"), *limits.take("a client as a whole")]
     yield _answer("Unit of privacy: what is protected, and how do neighbouring data differ?", unit(s), several)
@@ -336,7 +336,7 @@ def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     yield _answer("Sampling: is the sample drawn, and kept secret, as the proof needs it?", asked(s, "run"), sampling)
     mechanism = [*asked(s, "noise multiplier"), *audits(s), *(run.checking() if run else ())]
     yield _answer("Mechanism and implementation: is the algorithm right, and does the code do it?", mechanism)
-    exact = [*exactness(s), *rests.take("sampler is ideal"), *notes.take("noise sampler")]
+    exact = [*_exactness(s), *rests.take("sampler is ideal"), *notes.take("noise sampler")]
     yield _answer("Floating point: does the released number format leak?", exact)
     composed = [*asked(s, "accountant"), *releases(s), *rests.take("takes part in more than")]
     others = "what other runs and other software release about the same people; `privacy.budget` adds up runs that share it."
@@ -356,9 +356,9 @@ def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
 
 
 def _answer(question: str, *items: list[Item], other: str = "") -> TextSection:
-    """What the statement says; what it leaves to others is marked so, and so is what has no answer where nothing is proven."""
+    """Make a section from the statement's items; it says so if others must answer, or if nothing is proven."""
     found = tuple(item for group in items for item in group)
-    text = NOT_OURS + other if other else "" if found else "No answer: nothing is proven."
+    text = _NOT_OURS + other if other else "" if found else "No answer: nothing is proven."
     return TextSection(question, (text,) if text else (), items=found)
 
 
@@ -374,13 +374,13 @@ CURATORS = (
 """Required fields that no statement can fill."""
 
 
-def registry_entry(s: Statement, run: RunFigures | None) -> str:
-    """The entry as JSON, which is YAML as well; keys are sorted."""
+def _registry_entry(s: Statement, run: RunFigures | None) -> str:
+    """Return the entry as JSON, which is YAML as well; keys are sorted."""
     return json.dumps({"deployment": _deployment(s, run)}, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
-    limits, withheld = Remaining(unprotected(s)), why_not_alone(s)
+    limits, withheld = Remaining(unprotected(s)), _why_not_alone(s)
     tuning = limits.take("hyper-parameter tuning")
     missing = f"To be added by the curator before submission: {', '.join(CURATORS)}."
     checking = run.checking() if run else []
@@ -401,7 +401,7 @@ def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
         },
         "implementation": {
             "preprocessing_and_hyperparameter_tuning": _lines(tuning),
-            "mechanisms": _lines([*asked(s, "noise multiplier"), *exactness(s), *audits(s), *checking]),
+            "mechanisms": _lines([*asked(s, "noise multiplier"), *_exactness(s), *audits(s), *checking]),
             "composition": _lines([*asked(s, "accountant"), *releases(s)]),
             "utility": _lines([*utility(s), *(run.evaluation() if run else ())]) or "Not stated.",
             "additional_information": missing,
@@ -411,8 +411,8 @@ def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
 
 
 def _privacy_loss(s: Statement) -> dict[str, Any]:
-    """Unit and parameters of the promised view; what may not be quoted alone is not among the parameters."""
-    where, withheld = f"views[{VIEWS.index(s.scope.view)}].proven", why_not_alone(s)
+    """Return unit and parameters of the promised view, without numbers that may not be quoted alone."""
+    where, withheld = f"views[{VIEWS.index(s.scope.view)}].proven", _why_not_alone(s)
     parameters = {"epsilon": s.proven.epsilon, "delta": s.delta}
     names = ", ".join(f"{name} (`{where}.{name}`)" for name in parameters)
     lead = f"No parameters are given: {withheld}." if withheld else f"{names}: {asked(s, 'promise')[0].text}"
@@ -421,7 +421,7 @@ def _privacy_loss(s: Statement) -> dict[str, Any]:
         "privacy_unit_details": _lines(unit(s)),
         "number_of_privacy_units": s.units,
         **({} if withheld else {"privacy_parameters": parameters}),
-        "privacy_parameters_details": "\n".join([lead, _lines([*numbers(s), *fact_notes(s)])]),
+        "privacy_parameters_details": "\n".join([lead, _lines([*numbers(s), *_fact_notes(s)])]),
     }
 
 
@@ -438,9 +438,9 @@ Institution = Literal["nist", "registry", "dpia", "model-card"]
 
 
 def for_institution(statement: Statement, institution: Institution, run: RunFigures | None = None) -> str:
-    """The statement as one institution asks for it, with the figures of a run if there are any; same input, same bytes."""
+    """Return the statement as one institution asks for it, with the figures of a run if there are any; deterministic."""
     if institution == "registry":
-        return registry_entry(statement, run)
+        return _registry_entry(statement, run)
     title, sections = _PAGES[institution]
     parts = [header(statement)] if institution == "model-card" else []
     parts += [f"# {heading(title, statement)}", *markdown_section(opening(statement), titled=False)]
@@ -449,4 +449,4 @@ def for_institution(statement: Statement, institution: Institution, run: RunFigu
     return "\n\n".join(parts) + "\n"
 
 
-_PAGES = {"nist": (NIST_TITLE, nist_answers), "dpia": (IMPACT_TITLE, impact_facts), "model-card": (CARD_TITLE, model_card)}
+_PAGES = {"nist": (_NIST_TITLE, _nist_answers), "dpia": (_IMPACT_TITLE, _impact_facts), "model-card": (_CARD_TITLE, _model_card)}

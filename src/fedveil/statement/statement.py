@@ -12,14 +12,14 @@ from fedveil.errors import ConfigError
 
 SIMULATION_ONLY = "simulation only: noise is reproducible, no privacy"
 VIEWS = (View.SERVER, View.AGGREGATE, View.FINAL)
-"""From the adversary who sees most to the one who sees least."""
+"""The views, ordered from the adversary who sees most to the one who sees least."""
 FPR = 0.05
 """The false-positive rate at which `ViewNumbers.tpr` is quoted."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a bound rests on, and why it is needed."""
+    """An assumption of a bound, and why it is needed."""
 
     what: str
     why: str
@@ -27,7 +27,7 @@ class Assumption:
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """What a view sees by the plan, as the columns of a ledger (docs/ledger.md): the proven epsilon follows from these."""
+    """Planned releases of one kind in one view, as columns of a ledger (docs/ledger.md); the proven epsilon follows from them."""
 
     event: str
     mu: float | None
@@ -69,7 +69,7 @@ class ViewNumbers:
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """How many clients have the same cap; the epsilon proven for each of them in the run's own view, and its planned releases."""
+    """Clients with the same cap: their number, the epsilon proven for each in the run's own view, and the planned releases."""
 
     epsilon: float
     clients: int
@@ -95,7 +95,7 @@ class Contradiction:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a run promises, to whom, under which assumptions, and what it does not protect.
+    """The privacy statement of a run: its guarantee, the adversary, the assumptions, and what is not protected.
 
     Args:
         scope, delta: of the promise. target_epsilon: asked for in that scope, or None when the noise was given.
@@ -158,13 +158,13 @@ class Statement:
         return next((numbers.claimed for numbers in self.views if numbers.claimed), None)
 
     def with_audits(self, audits: Iterable[Audit]) -> Statement:
-        """The same statement with these audits added to the views they speak of."""
+        """Return the statement with these audits added to their views."""
         added = tuple(audits)
         views = tuple(replace(v, audits=(*v.audits, *(a for a in added if a.scope.view is v.view))) for v in self.views)
         return replace(self, views=views)
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """Every claimed or proven number that an audit of the same or a weaker adversary exceeds, most exceeded audit first."""
+        """Return each claimed or proven number that an audit of the same or a weaker adversary exceeds, largest audit first."""
         audits = sorted((a for v in self.views for a in v.audits), key=lambda a: (not a.rigorous, -a.epsilon))
         found = []
         for numbers in self.views:
@@ -178,7 +178,7 @@ class Statement:
         return tuple(found)
 
     def contradiction(self, view: View, number: Literal["claimed", "proven"]) -> Contradiction | None:
-        """The contradiction of one number of one view, if there is one."""
+        """Return the contradiction of one number of one view, or None."""
         found = (c for c in self.contradictions() if c.number == number and c.against.scope.view is view)
         return next(found, None)
 

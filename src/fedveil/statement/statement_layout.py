@@ -31,7 +31,7 @@ _WRITTEN_ONLY = ("format", "in_words", "contradictions", "verification")
 
 
 def to_dict(statement: Statement) -> dict[str, Any]:
-    """The statement's fields, its paragraph and its contradictions in words; infinities are the string `inf`."""
+    """Return the statement's fields, its paragraph and its contradictions in words; infinities are the string `inf`."""
     return {
         "format": FORMAT,
         **_plain(statement),
@@ -41,7 +41,7 @@ def to_dict(statement: Statement) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Statement:
-    """The statement that `to_dict` wrote; what follows from the fields is computed again, not read."""
+    """Return the statement that `to_dict` wrote; derived values are computed again, not read."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"a statement is an object, and this is a {type(values).__name__}")
     if values.get("format") != FORMAT:
@@ -53,12 +53,12 @@ def from_dict(values: Mapping[str, Any]) -> Statement:
 
 
 def audits_to_list(statement: Statement) -> list[dict[str, Any]]:
-    """The audits of all views, as `audits.json` holds them."""
+    """Return the audits of all views, as `audits.json` holds them."""
     return [_plain(audit) for numbers in statement.views for audit in numbers.audits]
 
 
 def read_statement(run: Path) -> Statement:
-    """The statement of a run directory (`statement.json`), with the audits made of the run since (`audits.json`).
+    """Read the statement of a run directory (`statement.json`), with later audits of the run (`audits.json`).
 
     Raises:
         ConfigError: no readable statement there.
@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`: a dataclass, an enumeration, an optional, a tuple, a literal or a plain value."""
+    """Convert `value` to `kind`: a dataclass, an enumeration, an optional, a tuple, a literal or a plain value."""
     origin, among = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return None if value is None else _build(next(a for a in among if a is not type(None)), value, where)
@@ -137,7 +137,7 @@ _UNTITLED = ("words", "facts")
 
 
 def to_markdown(statement: Statement) -> str:
-    """The whole statement as a Markdown page."""
+    """Return the whole statement as a Markdown page."""
     title = f"# Privacy statement: {statement.method} ({variant_of(statement)})"
     parts = [
         part
@@ -148,7 +148,7 @@ def to_markdown(statement: Statement) -> str:
 
 
 def markdown_section(section: TextSection, *, titled: bool = True) -> Iterator[str]:
-    """The paragraphs of a section, under its title."""
+    """Return the paragraphs of a section, under its title."""
     if titled:
         yield f"## {section.title}"
     yield from section.paragraphs
@@ -174,8 +174,8 @@ def _markdown_cell(cell: TextCell) -> str:
     return f"{text} **{cell.badge}**" if cell.badge else text
 
 
-def to_html(statement: Statement) -> str:
-    """The whole statement without a style of its own, as a notebook shows it."""
+def _to_html(statement: Statement) -> str:
+    """Return the whole statement as HTML without styles, as a notebook shows it."""
     head = f"<h3>Privacy statement: {html(statement.method)} ({html(variant_of(statement))})</h3>"
     return head + "".join(map(_html_section, statement_text(statement).values()))
 
@@ -209,7 +209,7 @@ class PrintedStatement(Statement):
         return text.getvalue().strip("\n")
 
     def _repr_html_(self) -> str:
-        return to_html(self)
+        return _to_html(self)
 
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
@@ -289,7 +289,7 @@ def _terminal_cell(cell: TextCell) -> str:
 
 
 def _print_bullets(items: tuple[Item, ...], console: Console) -> None:
-    """Lines with a hanging indent."""
+    """Print lines with a hanging indent."""
     grid = Grid.grid(padding=(0, 1))
     for item in items:
         why = f"\n[dim]because {escape(item.why)}[/]" if item.why else ""

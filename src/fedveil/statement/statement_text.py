@@ -75,13 +75,13 @@ def _promise(statement: Statement) -> str:
 
 
 def _seen_count(own: ViewNumbers) -> str:
-    """From whom the number of participants must be hidden, and what it costs where it is seen."""
+    """Say from whom the number of participants must be hidden, and the epsilon if it is observed."""
     if own.seen_count is None:
         return ""
-    return f" {SECRET_COUNT} {at_most(own.seen_count)}."
+    return f" {_SECRET_COUNT} {at_most(own.seen_count)}."
 
 
-SECRET_COUNT = "Keep the number of participants per round secret: an attacker who knows it gets epsilon"
+_SECRET_COUNT = "Keep the number of participants per round secret: an attacker who knows it gets epsilon"
 
 
 def _strength(tpr: float) -> str:
@@ -115,7 +115,7 @@ def _refuted(statement: Statement) -> str:
 
 
 def verdict_in_words(learnability: Learnability) -> str:
-    """The verdict of the run's own view in a sentence."""
+    """Return the verdict of the run's own view in a sentence."""
     level = learnability.level(learnability.scope.view)
     if level.ratio is None:
         return level.note
@@ -133,7 +133,7 @@ def _percent_of(ratio: float) -> str:
 
 
 def gathered_in_words(learnability: Learnability) -> str:
-    """What that means over all rounds, by runs that were measured; empty where the statement does not say how many there are."""
+    """Return the ratio over all rounds, judged by measured runs; empty if the statement does not give the number of rounds."""
     level = learnability.level(learnability.scope.view)
     if level.ratio is None or not learnability.steps:
         return ""
@@ -146,18 +146,18 @@ def gathered_in_words(learnability: Learnability) -> str:
     )
 
 
-def kind_line(statement: Statement) -> str:
-    """Delta, unit and adjacency in one line."""
+def _kind_line(statement: Statement) -> str:
+    """Return delta, unit and adjacency in one line."""
     scope = statement.scope
     return f"delta = {small(statement.delta)}, {scope.unit} level, {scope.adjacency.replace('_', '-')}"
 
 
 def scope_line(statement: Statement) -> str:
-    """Unit, adjacency, view and delta in one line."""
+    """Return unit, adjacency, view and delta in one line."""
     return f"delta = {small(statement.delta)}, {statement.scope}"
 
 
-def promise_line(statement: Statement) -> str:
+def _promise_line(statement: Statement) -> str:
     """Return what the run promises, with its epsilon, in one line."""
     own = statement.own
     scope = f"for each {statement.scope.unit}, against {SEES[own.view]} ({statement.scope.adjacency.replace('_', '-')})"
@@ -166,7 +166,7 @@ def promise_line(statement: Statement) -> str:
     return f"epsilon {at_most(own.proven.epsilon)}, delta {small(statement.delta)} {scope}"
 
 
-def method_in_words(statement: Statement) -> str:
+def _method_in_words(statement: Statement) -> str:
     """Return what the method does: where the noise is added, for whom, and how many there are."""
     s = statement
     who = f"{count(s.clients)} clients"
@@ -178,8 +178,8 @@ def method_in_words(statement: Statement) -> str:
     return f"Updates of {who}, clipped and averaged, with noise added {where}"
 
 
-def run_line(statement: Statement) -> str:
-    """Clients, sampling, rounds and dimension in one line."""
+def _run_line(statement: Statement) -> str:
+    """Return clients, sampling, rounds and dimension in one line."""
     s = statement
     return (
         f"{count(s.cohort)} of {count(s.clients)} clients per round ({s.sampling} sampling), {count(s.rounds)} rounds, "
@@ -235,14 +235,17 @@ Text = dict[str, TextSection]
 
 
 def statement_text(statement: Statement) -> Text:
-    """All sections; keys: words, facts, warnings, numbers, groups, contradictions, learn, assumptions, not_protected, notes."""
+    """Return the sections of a statement, by name.
+
+    Keys: words, facts, warnings, numbers, groups, contradictions, learn, assumptions, not_protected, notes.
+    """
     s = statement
     sections = {
         "words": TextSection("In plain words", (in_words(s),)),
         "facts": TextSection("", items=tuple(Item(f"{name}: {value}") for name, value in facts(s).items())),
         "warnings": _list("Warnings", s.warnings, "warning"),
         "numbers": TextSection(
-            "Claimed, proven, audited", (f"Epsilon at {kind_line(s)}, unless a cell says otherwise.",), numbers_table(s)
+            "Claimed, proven, audited", (f"Epsilon at {_kind_line(s)}, unless a cell says otherwise.",), numbers_table(s)
         ),
         "groups": _groups(s),
         "contradictions": _list("Contradictions", [str(c) for c in s.contradictions()], "warning"),
@@ -266,21 +269,21 @@ def variant_of(statement: Statement) -> str:
 def facts(statement: Statement) -> dict[str, str]:
     """Return the facts about the requested guarantee and the run."""
     s = statement
-    target = f"epsilon = {number(s.target_epsilon)} at {scope_line(s)}" if s.target_epsilon is not None else NO_TARGET
+    target = f"epsilon = {number(s.target_epsilon)} at {scope_line(s)}" if s.target_epsilon is not None else _NO_TARGET
     return {
-        "promise": promise_line(s),
-        "method": method_in_words(s),
+        "promise": _promise_line(s),
+        "method": _method_in_words(s),
         "target": target,
         "noise multiplier": "none" if s.noise_multiplier is None else number(s.noise_multiplier, 6),
         "accountant": s.accountant,
-        "run": run_line(s),
+        "run": _run_line(s),
     }
 
 
-NO_TARGET = "none (the noise was given)"
-HOW_TO_AUDIT = "fedveil audit RUN"
-EXPLAINED = "words: fedveil explain TERM, such as zero-out, delta or aggregate"
-NOT_AUDITED = f"audited -: no attack is on record; {HOW_TO_AUDIT} adds one"
+_NO_TARGET = "none (the noise was given)"
+_HOW_TO_AUDIT = "fedveil audit RUN"
+_EXPLAINED = "words: fedveil explain TERM, such as zero-out, delta or aggregate"
+_NOT_AUDITED = f"audited -: no attack is on record; {_HOW_TO_AUDIT} adds one"
 
 
 def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbounded: str = "inf") -> TextTable:
@@ -299,16 +302,16 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
         rows.append(
             (
                 TextCell(str(numbers.view)),
-                TextCell(claimed_cell(s, numbers.claimed), claimed),
+                TextCell(_claimed_cell(s, numbers.claimed), claimed),
                 TextCell(value, proven, why, strong=True),
-                TextCell(audited_cell(s, numbers.audited), note="" if numbers.audited else HOW_TO_AUDIT),
+                TextCell(_audited_cell(s, numbers.audited), note="" if numbers.audited else _HOW_TO_AUDIT),
                 TextCell(percent_at_most(numbers.tpr)),
             )
         )
     remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
     if any(numbers.audited is None for numbers in s.views):
-        remarks.append(NOT_AUDITED)
-    remarks.append(EXPLAINED)
+        remarks.append(_NOT_AUDITED)
+    remarks.append(_EXPLAINED)
     headings = ("view", "claimed", "proven", "audited", "found at most, at 5 % false alarms")
     return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
 
@@ -323,22 +326,22 @@ def _groups(statement: Statement) -> TextSection:
 
 
 def if_seen(numbers: ViewNumbers) -> str:
-    """The epsilon for those who see how many took part, where that matters."""
-    return "" if numbers.seen_count is None else f"{SECRET_COUNT} {at_most(numbers.seen_count)}"
+    """Return epsilon against an adversary who sees how many took part, or an empty string if that changes nothing."""
+    return "" if numbers.seen_count is None else f"{_SECRET_COUNT} {at_most(numbers.seen_count)}"
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:
-    """REFUTED before IN DOUBT."""
+    """Return the contradiction's label; REFUTED wins over IN DOUBT."""
     return max((c.label for s in statements if (c := s.contradiction(view, name))), default="")
 
 
-def claimed_cell(statement: Statement, claim: Claim | None) -> str:
-    """The claimed epsilon and its source, with unit, adjacency and delta where they differ from the statement's."""
+def _claimed_cell(statement: Statement, claim: Claim | None) -> str:
+    """Return the claimed epsilon and its source, with unit, adjacency and delta if they differ from the statement's."""
     return "-" if claim is None else f"{number(claim.epsilon)}{_apart(statement, claim)} ({claim.source})"
 
 
-def audited_cell(statement: Statement, audit: Audit | None) -> str:
-    """The audited epsilon, its test and confidence."""
+def _audited_cell(statement: Statement, audit: Audit | None) -> str:
+    """Return the audited epsilon, its test and confidence."""
     if audit is None:
         return "-"
     kind = "at least" if audit.rigorous else "estimated"

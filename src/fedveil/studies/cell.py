@@ -66,7 +66,7 @@ class CellState:
 
     @property
     def ended(self) -> str:
-        """Why a finished run stopped before its last round, or an empty string."""
+        """Return the reason why a finished run stopped before its last round, or an empty string."""
         return str(self.summary["ended"]) if self.state == "done" and self.rounds < self.total else ""
 
 
@@ -128,5 +128,5 @@ def _finished(state: CellState) -> CellState:
         summary = json.loads((state.path / "summary.json").read_text(encoding="utf-8"))
         statement = read_statement(state.path)
     except (OSError, ValueError) as problem:
-        raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem
+        raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it again") from problem
     return replace(state, state="done", summary=summary, statement=statement)

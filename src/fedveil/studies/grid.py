@@ -34,7 +34,7 @@ LOCK_SECONDS = 3.0
 """Seconds that a grid waits for the workers of a killed grid in the same directory."""
 
 
-def check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str]) -> None:
     """Refuse cell names that are not relative directories, or that are nested."""
     if not names:
         raise ConfigError("a grid needs at least one cell")
@@ -204,7 +204,7 @@ def run_grid(
     count = available_cores() if jobs is None else jobs
     if count < 1:
         raise ConfigError(f"jobs must be at least 1, got {count}")
-    check_names([cell.name for cell in cells])
+    _check_names([cell.name for cell in cells])
     folder = Path(out)
     with locked(folder) as lock:
         states = {cell.name: state_of(cell, folder) for cell in cells}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def confusion(predicted: Tensor, actual: Tensor, classes: int) -> Tensor:
+def _confusion(predicted: Tensor, actual: Tensor, classes: int) -> Tensor:
     """Return counts [actual, predicted] of class numbers [n]."""
     return torch.bincount(actual * classes + predicted, minlength=classes * classes).view(classes, classes)
 
@@ -23,7 +23,7 @@ def class_scores(predicted: Tensor, actual: Tensor, classes: int) -> dict[str, f
 
     Macro figures are plain means over the classes that occur; a class that is never predicted has precision 0.
     """
-    table = confusion(predicted, actual, classes).double()
+    table = _confusion(predicted, actual, classes).double()
     hit, actual_counts, predicted_counts = table.diagonal(), table.sum(1), table.sum(0)
     occurring = actual_counts > 0
     precision, recall = hit / predicted_counts.clamp_min(1), hit / actual_counts.clamp_min(1)

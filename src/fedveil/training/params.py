@@ -348,7 +348,7 @@ def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
     return value
 
 
-TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRUSTED = ("torch.nn.modules.", "torch.nn.functional", "fedveil.")
 """Modules whose layers store nothing about their examples except the statistics of batch normalisation. Scripts and graphs that
 torch makes from user-defined code do not belong to them."""
@@ -368,7 +368,7 @@ def _has_own_entries(part: nn.Module) -> bool:
     hung = any(value and name.endswith("_hooks") for name, value in vars(part).items())
     functions = {name: value for name, value in vars(part).items() if callable(value)}
     foreign = any(hasattr(type(part), name) or not _trusted(value) for name, value in functions.items())
-    return hung or foreign or any(getattr(p, name) for p in part.parameters(recurse=False) for name in TENSOR_HOOKS)
+    return hung or foreign or any(getattr(p, name) for p in part.parameters(recurse=False) for name in _TENSOR_HOOKS)
 
 
 def _trusted(code: Any) -> bool:

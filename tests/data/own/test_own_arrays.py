@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unlisted label": (
         {"y": np.where(Y == 1, "a", "b"), "classes": ["a", "c"]},
-        "y holds 1 label that classes does not list (a, c): list all that there can be, or leave these examples out",
+        "y holds 1 label that classes does not list (a, c): list all possible labels, or leave these examples out",
     ),
     "too many labels": (
         {"y": np.arange(N) % 4, "classes": 3},
@@ -343,11 +343,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "empty clients": (
         {"client": ["", *["a"] * (N - 1)]},
-        "client has 1 empty id: leave examples without one out, or name whose they are",
+        "client has 1 empty id: leave these examples out, or name their clients",
     ),
     "empty clients, objects": (
         {"client": np.array([*[""] * 2, *["a"] * (N - 2)], dtype=object)},
-        "client has 2 empty ids: leave examples without one out, or name whose they are",
+        "client has 2 empty ids: leave these examples out, or name their clients",
     ),
     "no clients to hold out": (
         {"client": None, "test": {"clients": 0.2}},

@@ -1,1 +1,1 @@
-"""What people have, such as arrays, tables and files, as a `Dataset`: casts are named, what is missing is refused."""
+"""Arrays, tables and files as a `Dataset`: casts are reported, and missing values are refused."""

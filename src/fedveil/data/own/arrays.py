@@ -20,7 +20,7 @@ OWN_TEST = "test data of their own"
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Inputs and labelled targets, with the id of each one's client and its time where they have them."""
+    """Inputs and labelled targets, with the client's id and the time of each example if there are any."""
 
     x: Array
     labelled: Labelled
@@ -33,7 +33,7 @@ class LabelledExamples:
 
 
 def rule_text(rule: SplitRule | None, owners: bool) -> str:
-    """The rule that applies, in words."""
+    """Describe the rule that applies."""
     return _rule(rule, owners).text(owners)
 
 
@@ -41,7 +41,7 @@ _ONE_CLIENT = "the test set is one client, so the score is that client's: give t
 
 
 def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
-    """Split by the rule; by default whole clients are held out, for figures on the test set are published without noise.
+    """Split by the rule; by default hold out whole clients, since figures on the test set are published without noise.
 
     Raises:
         DataError: as `held_out`; or the rule needs clients, and there are none.
@@ -60,7 +60,7 @@ def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info:
 
 
 def separate(examples: LabelledExamples, test: LabelledExamples, info: Info, origin: Origin) -> Dataset:
-    """With test data of their own."""
+    """Make a data set of training arrays and separate test arrays."""
     users = None if examples.ids is None else owners_of(examples.ids, len(examples.x)).codes
     return _dataset(info, origin, (examples.x, examples.labelled.y), (test.x, test.labelled.y), users)
 
@@ -76,13 +76,14 @@ def _dataset(info: Info, origin: Origin, train: tuple[Array, Array], test: tuple
 
 
 def from_arrays(x: Any, y: Any, *, client: Any = None, test: Any = None, **public: Any) -> Dataset:
-    """A data set of arrays, tensors or lists, which `fv.train(config, data=...)` takes as it is.
+    """Make a data set of arrays, tensors or lists, for `fv.train(config, data=...)`.
 
     Args:
         x: (examples, ...): features, float or integer; pictures (examples, channels, height, width), uint8; tokens
             (examples, length), integers, with `vocabulary`. y: (examples, ...): classes, integer or bool, or text with `classes`;
             quantities, float.
-        client: whose example it is, an integer or text each. These are the clients, unless the configuration has a partition.
+        client: the owner of each example, an integer or text. The owners are the clients, unless the configuration has a
+        partition.
         test: which examples are for testing (see `own_split`), or (x, y) of their own. Left out, a fifth of the clients.
         public: what is public: name, classes, unit, features, mean, std, scale, vocabulary, split_seed (see `ArrayCard`).
 
@@ -93,7 +94,7 @@ def from_arrays(x: Any, y: Any, *, client: Any = None, test: Any = None, **publi
 
 
 def of_arrays(pair: tuple[Any, Any], client: Any, test: Any, public: dict[str, Any], source: str) -> Dataset:
-    """As `from_arrays`, with the name of what the arrays were made from."""
+    """Do the same as `from_arrays`, with the name of the arrays' source."""
     own_test = test if isinstance(test, tuple | list) and len(test) == 2 else None
     card = checked_card(ArrayCard, test=None if own_test is not None else test, **public)
     rule = card.test
@@ -115,7 +116,7 @@ def _examples(pair: tuple[Any, Any], card: ArrayCard, client: Any, times: Any) -
 
 
 def array_info(card: ArrayCard, shape: tuple[int, ...], labelled: Labelled, picture: bool = True) -> Info:
-    """What is public about arrays of `shape` for each example; sizes are 0.
+    """Return the public facts about arrays of `shape` for each example; sizes are 0.
 
     Args:
         picture: inputs are bytes from 0 to 255.

@@ -1,8 +1,8 @@
-"""What the owner of data says of them in public, and which examples are for testing.
+"""Public descriptions of user-supplied data, and the split into training and test examples.
 
-What is drawn for a client comes from a hash of the seed and of its own id, and what is drawn for an example from its place among
-its client's examples. So a client who joins or leaves changes nobody else's split: neighbouring data differ in that client alone,
-as the guarantee for clients assumes. A split drawn over all examples together would shift everybody's.
+A client's random draws come from a hash of the seed and its id; an example's draws also from its position among its client's
+examples. So a client who joins or leaves does not change anybody else's split: neighbouring data differ in that client alone, as
+the guarantee for clients assumes. A split over all examples together would shift everybody's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class SplitRule(BaseModel):
 
     @property
     def ranked(self) -> bool:
-        """Whether the time of one example may decide if another one of its client is for testing."""
+        """Return whether the time of one example may decide if another one of its client is for testing."""
         return self.latest is not None and self.share is not None
 
     def text(self, owned: bool = True) -> str:
-        """The rule in words; owned: whether examples have clients."""
+        """Describe the rule; owned: whether examples have clients."""
         whole = "each client's examples" if owned else "the examples"
         if self.clients is not None:
             return f"whole clients, each with probability {self.clients:g}"
@@ -55,14 +55,14 @@ class SplitRule(BaseModel):
 
 @dataclass(frozen=True)
 class Owners:
-    """Who owns each example: codes from 0, and the ids as text by code; one owner of all where nobody is named."""
+    """The owner of each example: codes from 0, and the ids as text by code; one owner for all if none is named."""
 
     codes: Ints
     ids: tuple[str, ...]
 
 
 def rule_of(test: Any) -> SplitRule | None:
-    """The rule that a number or a table of keys describes.
+    """Return the rule that a number or a table of keys describes.
 
     Raises:
         ConfigError: of another form.
@@ -80,7 +80,7 @@ def rule_of(test: Any) -> SplitRule | None:
 
 
 def owners_of(ids: NDArray[Any] | None, examples: int) -> Owners:
-    """Codes of the clients, in the order of their ids as text: neither the order of rows nor the type of the ids matters."""
+    """Return codes of the clients, in the order of their ids as text, whatever the order of rows and the type of the ids."""
     if ids is None:
         return Owners(np.zeros(examples, np.int64), ("",))
     known, codes = np.unique(ids.astype(np.str_), return_inverse=True)
@@ -88,13 +88,13 @@ def owners_of(ids: NDArray[Any] | None, examples: int) -> Owners:
 
 
 def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | None = None) -> Mask:
-    """Which examples are for testing.
+    """Choose the test examples.
 
     Args:
-        times: of each example, where the rule goes by them.
+        times: of each example, if the rule uses them.
 
     Raises:
-        DataError: none is, or all are.
+        DataError: none would be a test example, or all would.
     """
     own = lots(f"{seed}\n{one}" for one in owners.ids)
     if rule.clients is not None:
@@ -115,7 +115,7 @@ def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | N
 
 
 def _last(share: float, owners: Owners, by: NDArray[Any]) -> Mask:
-    """The last `share` of each owner's examples by `by`, rounded; all but one at most, so that everybody trains."""
+    """Choose the last `share` of each owner's examples by `by`, rounded; at most all but one, so that everybody trains."""
     sizes = np.bincount(owners.codes, minlength=len(owners.ids))
     held = np.minimum(np.floor(share * sizes + 0.5).astype(np.int64), sizes - 1)
     rank = places(owners.codes, by)
@@ -135,10 +135,10 @@ Value = bool | int | float | str
 
 
 class OwnCard(BaseModel):
-    """What every kind of data has.
+    """Options that all kinds of user-supplied data share.
 
     name: of these data. classes: the public list of all labels, in the order of their numbers; or how many there are, 0 for
-    quantities; None goes by the type: integers are classes, which are counted, and floats are quantities.
+    quantities; None decides by the type: integers are classes, which are counted, and floats are quantities.
     unit: of quantities. test: the rule of the test split; None holds out a fifth of the clients, or of the examples where there
     are no clients. split_seed: of that split.
     """
@@ -153,7 +153,7 @@ class OwnCard(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _in_order(cls, value: Any, info: Any) -> Any:
-        """Arrays as lists; sets have another order in each process."""
+        """Convert arrays to lists; refuse sets, whose order differs from process to process."""
         if info.field_name == "features" and (isinstance(value, str | Mapping) or not isinstance(value, Iterable)):
             columns = list(value) if isinstance(value, Mapping) else [str(value)]
             raise ConfigError(f"features = {value!r}: give a list of columns, such as {columns}")
@@ -191,7 +191,7 @@ class OwnCard(BaseModel):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The labels as text; empty where only their number is known."""
+        """Return the labels as text; empty if only their number is known."""
         return tuple(str(label) for label in self.classes) if isinstance(self.classes, tuple) else ()
 
 
@@ -286,7 +286,7 @@ class TableCard(OwnCard):
 
 
 def checked_card(kind: Callable[..., C], **facts: Any) -> C:
-    """A card, with the errors of a configuration.
+    """Make a card, with the errors of a configuration.
 
     Raises:
         ConfigError: an unknown or impossible fact.
@@ -298,19 +298,19 @@ def checked_card(kind: Callable[..., C], **facts: Any) -> C:
 
 
 def canonical(value: Any) -> str:
-    """A value as text, the same however a table stored it: 1, 1.0 and "1" are one value."""
+    """Return a value as text, however the table stored it: 1, 1.0 and "1" are the same value."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value)
 
 
 def reading(value: Any) -> str:
-    """A label or category as text, the same in a column of numbers and of texts: "01" and "1.0" are 1 where all are numbers."""
+    """Return a label or category as text, the same for columns of numbers and of texts: "01" is 1 if all are numbers."""
     return canonical(float(value) if isinstance(value, str) and is_number(value) else value)
 
 
 def is_number(text: str) -> bool:
-    """Whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
+    """Return whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
     try:
         float(text)
     except ValueError:

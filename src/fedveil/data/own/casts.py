@@ -1,4 +1,4 @@
-"""Inputs, targets and clients of one's own in the types of a `Dataset`: casts that lose nothing are named, others refused."""
+"""Conversion of inputs, targets and clients to the types of a `Dataset`: lossless casts are reported, others refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedveil.errors import DataError
 
 Array = NDArray[Any]
 EXACT, LONGEST = 2**24, 2**64
-"""The largest whole number up to which float32 holds all whole numbers; from LONGEST on, floats are no ids or times."""
+"""Float32 represents all whole numbers up to EXACT; from LONGEST on, floats are refused as ids and times."""
 _FIXES = {
     "O": "objects: make it one array of numbers; sequences and pictures of different sizes must be padded to one shape",
     "U": "text: give numbers; for columns of text use from_frame with a public list of their values, categories={...}",
@@ -30,7 +30,7 @@ _FIXES["S"], _FIXES["T"] = _FIXES["U"], _FIXES["U"]
 
 @dataclass(frozen=True)
 class Labelled:
-    """Targets, what they look like, how many classes there are (0: quantities), and what was done to them."""
+    """Targets with their shape and type, the number of classes (0: quantities), and the casts that were made."""
 
     y: Array
     target: Targets
@@ -40,7 +40,7 @@ class Labelled:
 
 
 def array_of(values: Any, what: str) -> Array:
-    """An array of numbers or text from an array, a tensor, a column or a list.
+    """Return an array of numbers or text from an array, a tensor, a column or a list.
 
     Raises:
         DataError: it holds anything else; the message says what to do.
@@ -65,7 +65,7 @@ def array_of(values: Any, what: str) -> Array:
 
 
 def _of_tensor(tensor: Any, what: str) -> Any:
-    """A plain tensor's numbers. Subclasses may mean more than these (masks, units, shards); those of torchvision do not."""
+    """Return the numbers of a plain tensor. Subclasses may carry more (masks, units, shards); those of torchvision do not."""
     kind = type(tensor)
     if (kind.__module__, kind.__name__) != ("torch", "Tensor") and not kind.__module__.startswith("torchvision."):
         raise DataError(
@@ -79,13 +79,13 @@ def _of_tensor(tensor: Any, what: str) -> Any:
 
 
 def as_inputs(x: Array, vocabulary: int = 0) -> tuple[Array, tuple[str, ...]]:
-    """Inputs as uint8 (pictures), int64 (tokens) or float32, and the casts that this took.
+    """Return inputs as uint8 (pictures), int64 (tokens) or float32, and the casts that were made.
 
     Args:
-        vocabulary: number of tokens, where they are tokens.
+        vocabulary: number of tokens, if the inputs are tokens.
 
     Raises:
-        DataError: of a type or shape that has no such form, or a cast that would lose something.
+        DataError: an unsupported type or shape, or a cast that would lose information.
     """
     if x.ndim == 0 or len(x) == 0:
         raise DataError("x has no examples: give an array of shape (examples, ...)")
@@ -108,10 +108,10 @@ def as_inputs(x: Array, vocabulary: int = 0) -> tuple[Array, tuple[str, ...]]:
 
 
 def as_float(values: Array, what: str) -> Array:
-    """Numbers as float32.
+    """Return numbers as float32.
 
     Raises:
-        DataError: whole numbers that float32 does not hold apart, numbers beyond its range, NaN, or infinity.
+        DataError: whole numbers that float32 cannot distinguish, numbers beyond its range, NaN, or infinity.
     """
     with np.errstate(over="ignore"):
         cast = np.ascontiguousarray(values, np.float32)
@@ -130,7 +130,7 @@ def as_float(values: Array, what: str) -> Array:
 
 
 def _merges_whole_numbers(values: Array, cast: Array) -> bool:
-    """Whether the cast makes another number of a whole one, whatever type a file or a table has for it."""
+    """Return whether the cast changes a whole number, whatever type the file or the table gives it."""
     large = np.abs(cast) >= EXACT
     if not large.any():
         return False
@@ -140,7 +140,7 @@ def _merges_whole_numbers(values: Array, cast: Array) -> bool:
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
-    """Targets as int64 classes or float32 quantities, as the card says or else their type; rows of yes or no are quantities.
+    """Return targets as int64 classes or float32 quantities, by the card or else their type; rows of yes or no are quantities.
 
     Raises:
         DataError: labels that the card does not list, or that it must list; quantities as for `as_float`.
@@ -160,7 +160,7 @@ def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str =
 
 
 def as_ids(values: Any, examples: int, what: str = "client") -> Array:
-    """The id of each example's client, as integers or text.
+    """Return the id of each example's client, as integers or text.
 
     Raises:
         DataError: something else, or not one for each example.
@@ -176,7 +176,7 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
     if ids.shape != (examples,):
         raise DataError(f"{what} has shape {ids.shape}: give one id for each of the {examples} examples")
     if ids.dtype.kind in "OUT" and (empty := int((ids == "").sum())):
-        raise DataError(f"{what} has {empty} empty id{'s' * (empty > 1)}: leave examples without one out, or name whose they are")
+        raise DataError(f"{what} has {empty} empty id{'s' * (empty > 1)}: leave these examples out, or name their clients")
     if ids.dtype.kind not in "iuUT":
         raise DataError(
             f"{what} is {ids.dtype}: give everybody an id that is an integer or text, and leave out examples without one"
@@ -195,10 +195,10 @@ def _picture(x: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
-    """The places of labels in the public list; numbers from 0 stand for themselves where the list is one of names.
+    """Return the positions of labels in the public list; if the list holds names, numbers from 0 are positions already.
 
-    What a label means follows from itself and from the list. The type of y does not count: files and lists have one by their
-    contents, so that one record would change everybody's labels.
+    The meaning of a label depends only on the label and the list, not on the type of y: files and lists get their type from their
+    contents, so one record could change everybody's labels.
     """
     labels = card.classes
     assert isinstance(labels, tuple)
@@ -213,7 +213,7 @@ def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
     if unlisted:
         raise DataError(
             f"{what} holds {unlisted} label{'s' * (unlisted > 1)} that classes does not list ({', '.join(map(str, labels))}): "
-            f"list all that there can be, or leave these examples out"
+            f"list all possible labels, or leave these examples out"
         )
     codes = np.array([number[reading(one)] for one in known.tolist()], np.int64)[where].reshape(y.shape)
     return Labelled(codes, Targets(y.shape[1:], "int64", card.class_names), len(labels), cast)
@@ -227,7 +227,7 @@ def _labels(y: Array, classes: int, counted: tuple[str, ...], what: str, card: O
 
 
 def _counted(y: Array, what: str) -> tuple[int, tuple[str, ...]]:
-    """The number of classes where the card does not say it."""
+    """Count the classes, if the card does not give their number."""
     if y.dtype.kind == "b":
         return 2, ()
     if y.ndim == 2 and y.shape[1] == 1:
@@ -275,9 +275,9 @@ def _refuse_text(values: Array, what: str, fix: str = "") -> None:
 
 
 def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
-    """Times that can be compared: numbers, dates, or text in the form of ISO 8601.
+    """Return times that can be compared: numbers, dates, or text in ISO 8601.
 
-    Texts that are numbers are numbers, and dates among them are refused: they would make years of all others.
+    Text that holds numbers is read as numbers, and dates among them are refused: the numbers would be read as years.
 
     Raises:
         DataError: something else, missing times, or not one for each example.
@@ -307,6 +307,6 @@ def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
 
 
 def _zoned(values: Any) -> bool:
-    """Whether some of the times, objects or texts, have a time zone."""
+    """Return whether some of the times, objects or texts, have a time zone."""
     ends, times = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$"), np.asarray(values, dtype=object).reshape(-1)
     return any(getattr(one, "tzinfo", None) is not None or ends.search(str(one)) for one in times)

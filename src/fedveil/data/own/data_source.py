@@ -1,7 +1,7 @@
-"""Data of one's own in files that a configuration names, `[data.source]`.
+"""User-supplied data in files that a configuration names, `[data.source]`.
 
-What a privacy statement needs is public and stands there: columns, classes, how many clients and training examples. So a
-statement is made without a look at the files, and a run checks that they are so.
+The section states the public facts that a privacy statement needs: columns, classes, numbers of clients and training examples.
+So a statement is made without reading the files, and a run checks that the files agree.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PATHS = ("file", "test_file", "images", "test_images", "table")
 
 
 def user_path(path: str) -> Path:
-    """A path as a user writes it, with ~.
+    """Return a path as the user means it, with ~ expanded.
 
     Raises:
-        ConfigError: no such user, or characters that no path has, which TOML makes of C:\\new in double quotes.
+        ConfigError: no such user, or characters that no path has, such as the line break that TOML reads in "C:\\new".
     """
     if any(ord(character) < 32 for character in path):
         raise ConfigError(
@@ -45,15 +45,15 @@ def user_path(path: str) -> Path:
 
 
 def whole_path(path: str, folder: Path | None = None) -> str:
-    """A user's path made absolute, so that a run directory names the same file; of a link that goes in circles, its own."""
+    """Make a user's path absolute, so that a run directory names the same file; a circular link stays as it is."""
     return os.path.realpath((folder or Path()) / user_path(path))
 
 
 class DataSource(OwnCard):
-    """What files of all kinds have.
+    """Options that files of all kinds share.
 
-    clients, train_examples: how many take part and how many examples they have for training: public numbers, which decide the
-    noise. classes: left out, targets are quantities.
+    clients, train_examples: public numbers of clients and of their training examples, which determine the noise.
+    classes: if left out, targets are quantities.
     """
 
     classes: int | tuple[Any, ...] | None = 0
@@ -63,32 +63,32 @@ class DataSource(OwnCard):
     @field_validator(*PATHS, check_fields=False)
     @classmethod
     def _whole(cls, path: str | None) -> str | None:
-        """Made absolute, so that a run directory names the same file."""
+        """Make paths absolute, so that a run directory names the same file."""
         return None if path is None else whole_path(path)
 
     @property
     def main(self) -> Path:
-        """The file or folder by which the data are called where they have no other name."""
+        """The file or folder that names the data if they have no other name."""
         raise NotImplementedError
 
     @property
     def by_client(self) -> bool:
-        """Whether it says whose each example is."""
+        """Return whether the source gives the client of each example."""
         raise NotImplementedError
 
     def shapes(self, name: str) -> Info:
-        """What is public but the sizes."""
+        """Return the public facts without sizes."""
         raise NotImplementedError
 
     def examples(self, name: str) -> Dataset:
-        """What the files hold, uncounted."""
+        """Read the examples of the files, without checking their number."""
         raise NotImplementedError
 
     def info(self, name: str) -> Info:
-        """What is public, from the configuration alone.
+        """Return the public facts, from the configuration alone.
 
         Raises:
-            ConfigError: it lacks the numbers, which the message tells where the files are there.
+            ConfigError: it lacks the numbers; the message gives them if the files exist on this machine.
         """
         if self.train_examples is None or (self.by_client and self.clients is None):
             try:
@@ -100,7 +100,7 @@ class DataSource(OwnCard):
         return replace(self.shapes(name), train_size=self.train_examples, users=self.clients or 0)
 
     def read(self, name: str) -> Dataset:
-        """The data.
+        """Read the data.
 
         Raises:
             ConfigError: the configuration lacks numbers or says others. DataError: as `of_table` and `of_arrays`.
@@ -134,11 +134,11 @@ class TableSource(DataSource, TableCard):
 
     @property
     def by_client(self) -> bool:
-        """Whether a column says it."""
+        """Return whether a column gives the client."""
         return self.client is not None
 
     def shapes(self, name: str) -> Info:
-        """From columns and classes."""
+        """Return the shapes, from columns and classes."""
         classes = self.classes if isinstance(self.classes, int) else len(self.classes or ())
         shape = () if isinstance(self.target, str) else (len(self.target),)
         quantities = Targets(shape, "float32", self.targets, self.unit)
@@ -147,7 +147,7 @@ class TableSource(DataSource, TableCard):
         return table_info(card, self.features, Labelled(np.empty(0), target, classes))
 
     def examples(self, name: str) -> Dataset:
-        """Read by the end of the file's name."""
+        """Read the file in the format of its suffix."""
         latest = self.test.latest if self.test is not None else None
         columns = [*self.features, *self.targets]
         extra = [column for column in (self.client, latest) if column is not None]
@@ -157,7 +157,7 @@ class TableSource(DataSource, TableCard):
         return of_table(table, self.model_copy(update={"name": name}), own_test, f"a table in a file {self.main.suffix}")
 
     def rows(self) -> Iterator[tuple[Array, Array] | str]:
-        """Input and target of each row, read by itself, or what is wrong with it; of whom it is is not asked.
+        """Yield (input, target) for each row, or an error message; the client column is not read.
 
         Raises:
             DataError: the file cannot be read, or lacks a column.
@@ -210,11 +210,11 @@ class ImageSource(DataSource):
 
     @property
     def by_client(self) -> bool:
-        """Whether folders or table say it."""
+        """Return whether folders or a table give the client."""
         return "client" in self.labels
 
     def shapes(self, name: str) -> Info:
-        """From shape and classes."""
+        """Return the shapes, from shape and classes."""
         target = Targets((), "int64", self.classes)
         return array_info(self._card(name), self.shape, Labelled(np.empty(0), target, len(self.classes)))
 
@@ -238,7 +238,7 @@ class ImageSource(DataSource):
 
 
 def source_of(section: Any) -> DataSource | None:
-    """The source that the section describes: a table by `file`, or pictures by `images`.
+    """Return the source that the section describes: a table for `file`, or pictures for `images`.
 
     Raises:
         ConfigError: neither, both, or an unknown or impossible key.

@@ -1,4 +1,4 @@
-"""Items that transforms draw random numbers for: what is drawn for an item follows from that item alone."""
+"""Items with random transforms: the numbers drawn for an item depend on that item alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from hashlib import blake2b
 
 _SEED_BYTES = 48
-"""16 for each generator: numpy's and Python's have the same algorithm, and would draw the same from the same seed."""
+"""Bytes of seed, 16 per generator: numpy and Python use the same algorithm, and would draw the same numbers from one seed."""
 _PUBLIC = hashlib.blake2b(b"fedveil: before each item", digest_size=_SEED_BYTES).digest()
 _PROBED = 64
-"""About how many items, at the least, are read once more to see whether they depend on others."""
+"""Least number of items, roughly, that are read again to see whether they depend on others."""
 _Numbers = tuple[bytes, bytes, bytes]
 _FIX = (
     "draw from the global generators of torch (on the CPU), numpy or random without seeding them, which is done here for each "
@@ -33,15 +33,15 @@ _SCALARS = (bool, int, float, complex, str, bytes, datetime.date, datetime.time,
 
 
 def items_by_themselves(dataset: Any) -> list[Any]:
-    """All items, each as if there were no other.
+    """Read all items, each as if it were the only one.
 
-    The global generators of torch (on the CPU), numpy and random are at one public state before each item. Where reading it
-    moves one of them, all are seeded from the content of what was read, and the item is read again: draws differ from item to
-    item, but neither the order nor what other items are or draw has a bearing on them. Afterwards the generators are as before.
+    Before each item, the global generators of torch (on the CPU), numpy and random are set to one public state. If reading the
+    item changes one of them, all are seeded from the item's content and the item is read again. So draws differ from item to
+    item, but do not depend on the order or on other items. Afterwards the generators are restored.
 
     Raises:
-        DataError: an item differs when it is read again, so that others, or a generator of the data set's own, decide about it;
-            or it seeds a global generator itself.
+        DataError: an item differs when it is read again, so it depends on other items or on a generator inside the data set; or
+            it seeds a global generator itself.
     """
     count = len(dataset)
     with _public_state() as start:
@@ -50,16 +50,16 @@ def items_by_themselves(dataset: Any) -> list[Any]:
 
 
 def drawing(function: Callable[[Any], Any], argument: Any) -> tuple[Any, bool]:
-    """What a function makes of its argument from the public state, and whether it drew from one of the global generators."""
+    """Return the function's result with the generators in the public state, and whether it drew from any of them."""
     with _public_state() as start:
         made = function(argument)
         return made, _next_numbers() != start
 
 
 def read_by_row(table: Any) -> Any:
-    """A table whose rows a function of the program makes (`set_transform` of `datasets`), as columns; others as they are.
+    """Return a table whose rows are made by a user's function (`set_transform` of `datasets`) as columns; other tables unchanged.
 
-    Of a whole column such a function could make of one example what follows from others, or draw for all one after the other.
+    If it got a whole column, such a function could let one example depend on others, or draw for all of them in sequence.
 
     Raises:
         DataError: as `items_by_themselves`; or rows that do not have the same columns.
@@ -78,7 +78,7 @@ def read_by_row(table: Any) -> Any:
 
 
 def _item(dataset: Any, i: int, start: _Numbers, probed: bytes | None) -> Any:
-    """Item `i`, read from the public state and again if it draws. probed: its content when it was read before, if it was."""
+    """Read item `i` from the public state, and again if it draws. probed: its content from an earlier read, if any."""
     item, after = _first(dataset, i, start)
     draws = after != start
     if probed is None and not draws:
@@ -104,7 +104,7 @@ def _item(dataset: Any, i: int, start: _Numbers, probed: bytes | None) -> Any:
 
 
 def _first(dataset: Any, i: int, start: _Numbers) -> tuple[Any, _Numbers]:
-    """Item `i` as read from the public state, and what would be drawn next; the generators are in the public state again."""
+    """Return item `i` read from the public state, and the numbers that would be drawn next; restore the public state."""
     item = dataset[i]
     after = _next_numbers()
     _seed(_PUBLIC)
@@ -113,9 +113,9 @@ def _first(dataset: Any, i: int, start: _Numbers) -> tuple[Any, _Numbers]:
 
 @contextmanager
 def _public_state() -> Iterator[_Numbers]:
-    """The generators are in the public state, of which the next numbers are given, and afterwards as they were; in turns.
+    """Set the generators to the public state, yield their next numbers, and restore the generators; one thread at a time.
 
-    Meanwhile numpy's global functions draw from another bit generator, which can be seeded whatever the program's own is.
+    Meanwhile numpy's global functions draw from another bit generator, since the program's own may not be seedable.
     """
     import torch
 
@@ -136,7 +136,7 @@ def _public_state() -> Iterator[_Numbers]:
 
 
 def _seed(seed: bytes) -> None:
-    """torch is given no more than its CPU's generator, not the GPUs' too."""
+    """Seed the generators; for torch only that of the CPU."""
     import torch
 
     torchs, numpys, randoms = (seed[place : place + 16] for place in (0, 16, 32))
@@ -146,7 +146,7 @@ def _seed(seed: bytes) -> None:
 
 
 def _next_numbers() -> _Numbers:
-    """What each generator would draw next, 16 bytes of it: others than from a known state if anything was drawn since.
+    """Return the next 16 bytes of each generator, which show whether anything was drawn since a known state.
 
     Drawing them and seeding again takes a third of the time of comparing whole states.
     """
@@ -158,7 +158,7 @@ def _next_numbers() -> _Numbers:
 
 
 def _content(item: Any) -> bytes:
-    """A digest of what an item holds, wherever that lies in memory, as long as a seed."""
+    """Return a digest of an item's content, independent of memory addresses, with the length of a seed."""
     digest = hashlib.blake2b(digest_size=_SEED_BYTES)
     _add(digest, item)
     return digest.digest()
@@ -179,7 +179,7 @@ def _add(digest: blake2b, value: Any) -> None:
 
 
 def _bytes(value: Any) -> tuple[str, bytes]:
-    """Of objects of other kinds, which are refused later if they are looked at, the kind alone."""
+    """Return type and bytes of a value; an unknown type, which is refused later if it is used, has no bytes."""
     if isinstance(value, _SCALARS) and not isinstance(value, np.generic):
         return type(value).__name__, repr(value).encode()
     try:

@@ -17,17 +17,16 @@ from fedveil.data.own.frames import column_of, no_missing
 from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
-LONGEST_LINE = 2**24
-"""Characters: what has no line breaks is no table, and would be read into memory as a whole."""
-BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+_LONGEST_LINE = 2**24
+"""Longest line, in characters: a file without line breaks is not a table, and would be read into memory as a whole."""
+_BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
 
 def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Any:
-    """A table from a file, read as its name ends.
+    """Read a table from a file, in the format of its suffix.
 
     Args:
-        columns: those that are needed; others are not looked at.
-        texts: columns that are text, whatever they look like, such as ids with leading zeros.
+        columns: those that are needed; others are not read. texts: columns to read as text, such as ids with leading zeros.
 
     Raises:
         DataError: it cannot be read, or lacks a column.
@@ -36,10 +35,10 @@ def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()
 
 
 def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Iterator[Any]:
-    """Each row as a table of its own: what one holds has no bearing on how another is read. Arguments as `read_table`.
+    """Yield each row as a separate table, so that no row affects how another is read. Arguments as for `read_table`.
 
-    In a file that is read together a text among numbers makes text of all of them, and a row that is too long an error. Here the
-    cells of such a row are missing.
+    If a file is read as a whole, one text among numbers turns the whole column into text, and a row that is too long is an error.
+    Here, the cells of such a row are missing.
 
     Raises:
         DataError: the file cannot be read, or lacks a column.
@@ -57,9 +56,9 @@ def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ())
 
 
 def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], Any]:
-    reader = READERS.get(file.suffix.lower())
+    reader = _READERS.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"{file}: a table ends in {', '.join(READERS)}: save it as one of them")
+        raise DataError(f"{file}: a table ends in {', '.join(_READERS)}: save it as one of them")
     if not file.is_file():
         lost = f"{file} is a link that leads to no file" if file.is_symlink() else f"there is no file {file}"
         raise DataError(f"{lost}: paths are relative to the configuration that names them")
@@ -68,8 +67,8 @@ def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], An
 
 def _lines(file: Path, errors: str) -> Iterator[str]:
     with open(file, newline="", encoding="utf-8-sig", errors=errors) as text:
-        while line := text.readline(LONGEST_LINE):
-            if len(line) == LONGEST_LINE or ("\0" in line and errors == "strict"):
+        while line := text.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE or ("\0" in line and errors == "strict"):
                 raise DataError(
                     f"{file} is no table in UTF-8: it holds {'zero bytes' if chr(0) in line else 'a line without an end'}, as a "
                     f"damaged file does, or one in UTF-16: save it as CSV in UTF-8"
@@ -78,7 +77,7 @@ def _lines(file: Path, errors: str) -> Iterator[str]:
 
 
 def _rows(file: Path, errors: str = "strict") -> Iterator[list[str]]:
-    """The header, and the rows below it; errors: what to do with bytes that are no UTF-8, as `open` does it."""
+    """Return the header, and the rows below it; errors: how to treat bytes that are not UTF-8, as for `open`."""
     delimiter, count = "\t" if file.suffix.lower() == ".tsv" else ",", 0
     try:
         for row in csv.reader(_lines(file, errors), delimiter=delimiter, strict=errors == "strict"):
@@ -110,20 +109,20 @@ def _csv(file: Path, columns: Collection[str], texts: Collection[str]) -> dict[s
 
 
 def _parsed(cells: list[str], text: bool) -> Array:
-    """Numbers, or True and False, where all cells that are not empty are; what is empty is missing."""
+    """Convert a column to numbers or bools if all non-empty cells allow it; empty cells are missing."""
     values: list[Any] = [cell.strip() or None for cell in cells]
     there = [value for value in values if value is not None]
     if not text and all(map(is_number, there)):
         return np.array([np.nan if value is None else _number(value) for value in values])
-    if not text and all(value in BOOLEANS for value in there):
-        values = [BOOLEANS.get(value) for value in values]
+    if not text and all(value in _BOOLEANS for value in there):
+        values = [_BOOLEANS.get(value) for value in values]
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
 
 
 def _number(text: str) -> float | int:
-    """As a float; a whole number in digits that no float holds apart as what it is."""
+    """Return the value as a float, or as an int if it is a whole number that no float represents exactly."""
     number = float(text)
     return int(text) if LONGEST < abs(number) < np.inf and text.lstrip("+-").isdigit() else number
 
@@ -151,7 +150,7 @@ def _need(file: Path, header: list[str], columns: Collection[str]) -> None:
 
 
 def _likely(name: str, header: list[str]) -> str:
-    """Why a column is not found, where that can be told."""
+    """Return the likely reason why a column is not found, or an empty string."""
     if len(header) == 1 and (marks := [mark for mark in ";\t|," if mark in header[0]]):
         return (
             f": values seem to be separated by {marks[0]!r}: save it as .csv with commas, and numbers with a point, or as .tsv "
@@ -162,21 +161,21 @@ def _likely(name: str, header: list[str]) -> str:
     return nearest(name, header)
 
 
-READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
+_READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {
     ".csv": _csv,
     ".tsv": _csv,
     ".parquet": _parquet,
 }
-"""By the end of the file's name."""
+"""Readers by the suffix of the file's name."""
 
 
-ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 _WITHOUT_LOSS = {1: {"1": "L", "L": "L"}, 3: {"RGB": "RGB", "L": "RGB", "1": "RGB", "P": "RGB"}}
-"""How a picture becomes one of so many channels: mode of the file -> mode to read it in."""
+"""For each number of channels: mode of the file -> mode in which to read it."""
 
 
 class Pictures(NamedTuple):
-    """Pixels (pictures, channels, height, width), the class and, where they are named, the client of each."""
+    """Pixels (pictures, channels, height, width), the class of each picture and, if given, its client."""
 
     x: NDArray[np.uint8]
     labels: list[str]
@@ -184,19 +183,19 @@ class Pictures(NamedTuple):
 
 
 def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictures:
-    """Pictures below a folder, in the order of their paths.
+    """Read the pictures below a folder, in the order of their paths.
 
     Args:
-        levels: what the names of the folders stand for, from the top: `class`, `client`, or both.
+        levels: the meaning of the folders' names, from the top: `class`, `client`, or both.
 
     Raises:
-        DataError: no pictures, or one that lies elsewhere or has another shape.
+        DataError: no pictures, or one in another place or of another shape.
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}: paths are relative to the configuration that names them")
-    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in ENDS and not file.is_dir())
+    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in _ENDS and not file.is_dir())
     if not files:
-        raise DataError(f"{root} holds no pictures: they end in {', '.join(ENDS)}")
+        raise DataError(f"{root} holds no pictures: they end in {', '.join(_ENDS)}")
     folders = [file.relative_to(root).parts[:-1] for file in files]
     for file, parts in zip(files, folders, strict=True):
         if len(parts) != len(levels):
@@ -206,13 +205,13 @@ def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictu
 
 
 def by_table(root: Path, table: Path, columns: Sequence[str], shape: Sequence[int]) -> Pictures:
-    """Pictures that a table lists: its column `file` is a path below the folder.
+    """Read the pictures that a table lists; its column `file` holds paths below the folder.
 
     Args:
         columns: `class`, `client`, or both.
 
     Raises:
-        DataError: a picture or a column that is not there, or another shape.
+        DataError: a missing picture or column, or a picture of another shape.
     """
     wanted = ("file", *columns)
     read = read_table(table, wanted, wanted)

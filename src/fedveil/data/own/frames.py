@@ -30,9 +30,9 @@ Kind = Literal["number", "text", "date", "object"]
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Values of one column; those that are absent are 0 or empty in `values`. stored: the type that the table had.
+    """Values of one column; absent ones are 0 or empty in `values`. stored: the type in the table.
 
-    hint: what may have made a value absent that is none.
+    hint: a possible reason why values seem absent.
     """
 
     name: str
@@ -44,10 +44,10 @@ class TableColumn:
 
 
 def names_of(table: Any) -> tuple[str, ...]:
-    """The names of the columns.
+    """Return the names of the columns.
 
     Raises:
-        DataError: it is no table, or two columns have one name.
+        DataError: not a table, or two columns have the same name.
     """
     many = [*table.values()] if isinstance(table, Mapping) else table if isinstance(table, list | tuple) else ()
     if any(hasattr(one, "columns") or hasattr(one, "column_names") for one in many):
@@ -75,14 +75,14 @@ def names_of(table: Any) -> tuple[str, ...]:
 
 
 def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
-    """Refuse the name of a column that a table has not."""
+    """Refuse the name of a column that the table does not have."""
     if name not in names:
         there = f"there are {', '.join(names)}" if names else "the table has no columns at all"
         raise DataError(f"there is no column {name!r}{nearest(name, names)}; {there}")
 
 
 def column_of(table: Any, name: str) -> TableColumn:
-    """One column.
+    """Return one column.
 
     Raises:
         DataError: there is none of that name.
@@ -101,7 +101,7 @@ def column_of(table: Any, name: str) -> TableColumn:
 
 
 def _values(series: Any) -> tuple[Array, str]:
-    """As an array, and the type that the table has for it."""
+    """Return a column as an array, and the type that the table gives it."""
     kind = getattr(series, "dtype", None) or getattr(series, "type", None)
     if getattr(kind, "tz", None) or getattr(kind, "time_zone", None):  # which arrays of numpy do not have
         return _objects(series.to_pylist() if hasattr(series, "to_pylist") else series.to_list()), str(kind)
@@ -122,7 +122,7 @@ def _objects(listed: list[Any]) -> Array:
 
 
 def _absent(series: Any, values: Array) -> NDArray[np.bool_]:
-    """Where a value is missing: what the table says, and NaN, None and NaT."""
+    """Return a mask of missing values: those that the table marks, and NaN, None and NaT."""
     if values.dtype.kind in "fMm" and not isinstance(values, np.ma.MaskedArray):
         found = np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
     else:
@@ -163,14 +163,14 @@ def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str
 
 
 def _is_long(one: Any) -> bool:
-    """Whether it is a whole number, and not a float, beyond 64 bits."""
+    """Return whether the value is an integer beyond 64 bits."""
     if isinstance(one, Decimal):
         return one.is_finite() and abs(one) > LONGEST and one == one.to_integral_value()
     return isinstance(one, int) and abs(one) > LONGEST
 
 
 def _numbers(there: list[Any]) -> Array:
-    """Numbers of any kind; those that no type of numpy holds as floats."""
+    """Return numbers of any kind as an array; those without a numpy type become floats."""
     found = np.asarray([float(one) if isinstance(one, Decimal) else one for one in there])
     if found.dtype.kind in "biuf":
         return found
@@ -180,10 +180,10 @@ def _numbers(there: list[Any]) -> Array:
         return np.full(len(there), np.inf)  # which is refused
 
 
-FEW, UNSCALED = 20, 10.0
-"""Rows from which on different whole numbers look like an id; distance from 0 from which on a feature counts as unscaled."""
-LISTED = 12
-"""How many columns of one cast are named one by one."""
+_FEW, _UNSCALED = 20, 10.0
+"""Number of rows from which distinct whole numbers look like an id; distance from 0 from which a feature counts as unscaled."""
+_LISTED = 12
+"""Number of columns that a note about casts names one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
     "digits": "holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={{{0!r}: [...]}}",
@@ -193,20 +193,20 @@ _FIXES = {
 
 
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
-"""How a text begins that is a date."""
+"""Pattern for the beginning of a date."""
 
 
 @dataclass(frozen=True)
 class FeatureLayout:
-    """What the features become: their names, and the public mean and standard deviation of each."""
+    """Names of the features after encoding, with the public mean and standard deviation of each."""
 
     names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
-    """From the card alone, without any data.
+def _feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
+    """Return the layout from the card alone, without any data.
 
     Raises:
         ConfigError: the card speaks of a column that is no feature, or normalises a category.
@@ -235,13 +235,13 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
 
 
 def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:
-    """The features as (rows, width) float32, and the casts that this took.
+    """Return the features as (rows, width) float32, and the casts that were made.
 
     Raises:
-        DataError: columns that the card would have to say more of; the message has a part for each of them.
+        DataError: columns that need further facts on the card; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
-    same_length(columns)
+    _same_length(columns)
     parts, problems = [], []
     for column in columns:
         try:
@@ -259,8 +259,8 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 
 
-def same_length(columns: Sequence[TableColumn]) -> None:
-    """Refuse columns of different lengths, and of none."""
+def _same_length(columns: Sequence[TableColumn]) -> None:
+    """Refuse columns of different lengths, and empty ones."""
     first = len(columns[0].values)
     if other := next((column for column in columns if len(column.values) != first), None):
         raise DataError(
@@ -271,7 +271,7 @@ def same_length(columns: Sequence[TableColumn]) -> None:
 
 
 def no_missing(column: TableColumn, role: str) -> TableColumn:
-    """The column itself.
+    """Return the column itself.
 
     Raises:
         DataError: values are missing in it.
@@ -282,10 +282,10 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
 
 
 def encode_column(column: TableColumn, card: TableCard) -> Array:
-    """The features [rows, k] that one column becomes.
+    """Return the features [rows, k] of one column.
 
     Raises:
-        DataError: a value that the card does not provide for.
+        DataError: a value that the card does not allow.
     """
     found = _values_of(column, card)
     return np.concatenate([found, column.absent[:, None]], axis=1, dtype=np.float32) if column.name in card.indicators else found
@@ -300,7 +300,7 @@ def _values_of(column: TableColumn, card: TableCard) -> Array:
         )
     if column.name in card.categories:
         return _indicators(column, card.categories[column.name], fill)
-    if column.kind == "text" and (odd := odd_numbers(column)):
+    if column.kind == "text" and (odd := _odd_numbers(column)):
         raise DataError(
             f"column {column.name!r} {odd}them empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that "
             f"are names need categories={{{column.name!r}: [...]}}"
@@ -315,8 +315,8 @@ def _values_of(column: TableColumn, card: TableCard) -> Array:
     return as_float(values, f"column {column.name!r}")[:, None]
 
 
-def odd_numbers(column: TableColumn) -> str:
-    """How many texts of a column are no numbers, where some are, or seem to be in another way of writing; else empty."""
+def _odd_numbers(column: TableColumn) -> str:
+    """Describe texts in a column of numbers that are not numbers, or are written in another format; empty if there are none."""
     texts = column.values[~column.absent].tolist()
     wrong = [text for text in texts if not is_number(text)]
     names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
@@ -350,7 +350,7 @@ def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
+    return ", ".join(names) if len(names) <= _LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
 
 
 def _missing(column: TableColumn) -> str:
@@ -361,11 +361,11 @@ def _missing(column: TableColumn) -> str:
 def from_frame(
     df: Any, *, target: str | list[str], client: str | None = None, features: Any = None, test: Any = None, **public: Any
 ) -> Dataset:
-    """A data set of a DataFrame of pandas or polars, a table of pyarrow, or a dict of arrays.
+    """Make a data set of a DataFrame of pandas or polars, a table of pyarrow, or a dict of arrays.
 
     Args:
-        target: the column to learn, or several of them. client: the column that says whose row it is; they are the clients,
-            unless the configuration has a partition. features: columns, in this order; left out, all others.
+        target: the column to learn, or several of them. client: the column with the owner of each row; the owners are the
+        clients, unless the configuration has a partition. features: columns, in this order; left out, all others.
         test: which rows are for testing (see `own_split`; `latest` is the name of a column), or a table of their own.
             Left out, a fifth of the clients.
         public: what is public: name, classes, unit, categories, missing, indicators, normalise, split_seed (see
@@ -388,7 +388,7 @@ def from_frame(
 
 
 def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset:
-    """As `from_frame`, with all that it needs on the card."""
+    """Do the same as `from_frame`, with all options on the card."""
     rule = card.test
     latest = rule.latest if rule is not None else None
     used = {*card.targets, *(name for name in (card.client, latest) if name is not None)}
@@ -405,7 +405,7 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     examples, casts = examples_of(table, card, features, rule)
     info = table_info(card, features, examples.labelled)
     text = rule_text(rule, card.client is not None) if own_test is None else OWN_TEST
-    names = feature_layout(card, features).names
+    names = _feature_layout(card, features).names
     origin = Origin(
         source, text, names, casts, card.categories, card.missing, examples.labelled.counted, indicators=card.indicators
     )
@@ -424,9 +424,9 @@ def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -
         values = column.values[~column.absent].astype(np.float64)
         center, spread = card.normalise.get(name, (0.0, 1.0))
         largest = float(np.abs((values - center) / spread).max(initial=0.0))
-        if len(values) >= FEW and (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
+        if len(values) >= _FEW and (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
             notes.append(f"the feature {name!r} is another whole number in each row, as an id is: leave it out of features")
-        elif largest > UNSCALED:
+        elif largest > _UNSCALED:
             notes.append(
                 f"the feature {name!r} is up to {largest:,.6g} from 0: give its public mean and standard deviation in "
                 f"normalise={{{name!r}: (..., ...)}}, since a network learns little from features on another scale"
@@ -435,8 +435,8 @@ def _doubtful_features(table: Any, card: TableCard, features: tuple[str, ...]) -
 
 
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:
-    """What is public about a table; sizes are 0."""
-    layout = feature_layout(card, features)
+    """Return the public facts about a table; sizes are 0."""
+    layout = _feature_layout(card, features)
     shape = (len(layout.names),)
     info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
     return replace(info, target=labelled.target, counted=labelled.counted)
@@ -445,7 +445,7 @@ def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -
 def examples_of(
     table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None = None
 ) -> tuple[LabelledExamples, tuple[str, ...]]:
-    """All rows of a table, with the times that the rule of the test split goes by, and the casts that this took.
+    """Return all rows of a table, the times that the test split uses, and the casts that were made.
 
     Raises:
         DataError: as `from_frame`.
@@ -464,13 +464,13 @@ def examples_of(
 
 def _targets(table: Any, card: TableCard) -> Labelled:
     columns = [no_missing(column_of(table, name), "target") for name in card.targets]
-    same_length(columns)
+    _same_length(columns)
     for column in columns:
         if column.kind not in ("number", "text"):
             raise DataError(
                 f"column {column.name!r} (the target) holds {column.stored}: give numbers, or text with classes=[...]"
             )
-        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := odd_numbers(column)):
+        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := _odd_numbers(column)):
             raise DataError(f"column {column.name!r} (the target) {odd}these rows out; labels that are names need classes=[...]")
     if isinstance(card.target, str):
         return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")

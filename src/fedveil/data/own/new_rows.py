@@ -1,4 +1,4 @@
-"""New rows of a table, encoded as the rows that a model was trained on."""
+"""Encoding of new rows of a table like the rows on which a model was trained."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedveil.data.own.cards import TableCard, canonical, checked_card, is_number
 from fedveil.data.own.frames import TableColumn, column_of, encode_column, encoded
 from fedveil.errors import DataError
 
-NAMED = 5
-"""How many rows an error names."""
+_NAMED = 5
+"""Number of rows that an error names."""
 
 
 @dataclass(frozen=True)
 class TableEncoding:
-    """The columns of a table that a model takes, and the public facts by which they are encoded."""
+    """The columns that a model takes, and the public facts by which they are encoded."""
 
     columns: tuple[str, ...]
     card: TableCard
@@ -49,7 +49,7 @@ class TableEncoding:
             rows = sorted({row for column in columns for row in self._unusable(column)})
             if not rows:
                 raise
-            named = ", ".join(str(row + 1) for row in rows[:NAMED]) + f" and {len(rows) - NAMED} more" * (len(rows) > NAMED)
+            named = ", ".join(str(row + 1) for row in rows[:_NAMED]) + f" and {len(rows) - _NAMED} more" * (len(rows) > _NAMED)
             raise DataError(
                 f"row{'s' * (len(rows) > 1)} {named} (the first is 1) cannot be encoded, so there are no predictions: {problem}"
             ) from None

@@ -18,23 +18,23 @@ from fedveil.errors import DataError
 
 
 def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: Any) -> Dataset:
-    """A data set of a map-style torch Dataset; random transforms are drawn once, for each item by itself.
+    """Make a data set of a map-style torch Dataset; random transforms are drawn once, for each item separately.
 
     Args:
-        dataset: items are (input, target), or (input, target, client) with `client=2`. client: whose example each is; or the
-            place of the client's id in an item. test: as for `from_arrays`, or another torch Dataset.
+        dataset: items are (input, target), or (input, target, client) with `client=2`. client: the owner of each example, or the
+        position of the client's id in an item. test: as for `from_arrays`, or another torch Dataset.
         public: as for `from_arrays`.
 
     Raises:
-        DataError, ConfigError: as `from_arrays`; or an iterable data set, items of other forms, or of which one decides about
-            others (see `items_by_themselves`).
+        DataError, ConfigError: as `from_arrays`; or an iterable data set, items of other forms, or items that depend on others
+        (see `items_by_themselves`).
     """
-    fields = items_of(dataset)
+    fields = _items_of(dataset)
     if len(fields) > (3 if isinstance(client, int) else 2):
         raise DataError(
             f"the items of the {type(dataset).__name__} have {len(fields)} parts, and (input, target"
-            f"{', client' if isinstance(client, int) else ''}) would be read: give client=2 where the third says whose example "
-            f"each is, or a dataset without the others"
+            f"{', client' if isinstance(client, int) else ''}) would be read: give client=2 if the third part names the client "
+            f"of each example, or a dataset without the other parts"
         )
     if isinstance(client, int):
         if not 2 <= client < len(fields):
@@ -43,15 +43,15 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
             )
         client = [str(one) for one in np.asarray(array_of(fields[client], "client")).tolist()]
     if hasattr(test, "__getitem__") and hasattr(test, "__len__") and not isinstance(test, dict | tuple | list):
-        test = items_of(test)[:2]
+        test = _items_of(test)[:2]
     return of_arrays((fields[0], fields[1]), client, test, public, f"torch: {type(dataset).__name__}")
 
 
-def items_of(dataset: Any) -> tuple[Any, ...]:
-    """The parts of all items, stacked part by part.
+def _items_of(dataset: Any) -> tuple[Any, ...]:
+    """Return the parts of all items, stacked part by part.
 
     Raises:
-        DataError: not map-style, empty, or items that have no two parts, differ in shape, or depend on others.
+        DataError: not map-style, empty, or items that do not have two parts, differ in shape, or depend on others.
     """
     name = type(dataset).__name__
     if several := _several(dataset):
@@ -76,7 +76,7 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
 
 
 def _several(dataset: Any) -> str:
-    """What to do with a list or dict of data sets or loaders, one for each client; empty for a data set."""
+    """Return advice if the argument is a list or dict of data sets or loaders, one for each client; empty for a data set."""
     mapped = isinstance(dataset, Mapping)
     ones: list[Any] = list(dataset.values()) if mapped else list(dataset) if isinstance(dataset, list | tuple) else []
     plain = (str, bytes, tuple, list, Mapping, np.ndarray, np.generic)
@@ -93,10 +93,10 @@ def _several(dataset: Any) -> str:
 
 
 def stacked(values: list[Any], what: str) -> NDArray[Any]:
-    """Arrays, tensors, pictures of Pillow, numbers or texts of one shape, as one array; pictures as (channels, height, width).
+    """Stack arrays, tensors, pictures of Pillow, numbers or texts of one shape; pictures as (channels, height, width).
 
     Raises:
-        DataError: they differ in shape, or in type: in a common one, one example would change what the others mean.
+        DataError: they differ in shape or in type; with a common type, one example would change the meaning of the others.
     """
     if not values:
         raise DataError(f"{what}: there are no examples: give at least one for training and one for testing")
@@ -115,7 +115,7 @@ def _picture(pixels: NDArray[Any]) -> NDArray[Any]:
 def from_huggingface(
     dataset: Any, *, target: str = "label", features: Any, client: str | None = None, test: Any = None, **public: Any
 ) -> Dataset:
-    """A data set of a `datasets.Dataset`, or of a DatasetDict with the splits train and, unless `test` says another, test.
+    """Make a data set of a `datasets.Dataset`, or of a DatasetDict with the splits train and, unless `test` names another, test.
 
     Rows that a function makes (`set_transform`, `with_transform`) are read one by one (see `read_by_row`), and their columns
     are those that it makes.
@@ -123,7 +123,7 @@ def from_huggingface(
     Args:
         features: the name of one column that holds whole inputs, such as pictures, arrays or lists of tokens (with
             `vocabulary`); or a list of columns with one number or text each, as for `from_frame`.
-        target: the column to learn; the names of a ClassLabel are its classes. client: the column that says whose it is.
+        target: the column to learn; the names of a ClassLabel are its classes. client: the column with the owner of each example.
         test: as for `from_frame`, or another `datasets.Dataset`. public: as for `from_arrays`, or `from_frame`.
 
     Raises:

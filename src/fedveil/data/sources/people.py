@@ -19,7 +19,7 @@ from fedveil.errors import DataError
 
 
 def read_leaf(directory: Path, info: Info) -> RawData | None:
-    """Folders train and test with LEAF's JSON files; other LEAF sets look the same, so a folder above must say femnist."""
+    """Read LEAF's JSON files in the folders train and test; other LEAF sets look the same, so a parent must be named femnist."""
     files = {split: sorted((directory / split).glob("*.json")) for split in ("train", "test")}
     if not any(files.values()) or "femnist" not in directory.resolve().as_posix().lower():
         return None
@@ -57,7 +57,7 @@ def _users(path: Path) -> list[tuple[str, Any]]:
 
 
 def _user(data: Any, name: str, info: Info) -> tuple[Array, Array]:
-    """Pixels are grey levels divided by 255, white is 1; they become bytes again."""
+    """Return pixels, which are grey levels divided by 255, as bytes."""
     try:
         x, y = np.asarray(data["x"], dtype=np.float64), np.asarray(data["y"])
     except (KeyError, TypeError, ValueError) as error:
@@ -73,12 +73,12 @@ def _user(data: Any, name: str, info: Info) -> tuple[Array, Array]:
 
 
 HARBOX_FOLDER = "large_scale_HARBox"
-ACTIVITIES = ("Call", "Hop", "typing", "Walk", "Wave")
-TEST_SHARE = 0.2
+_ACTIVITIES = ("Call", "Hop", "typing", "Walk", "Wave")
+_TEST_SHARE = 0.2
 
 
 def read_harbox(directory: Path, info: Info) -> RawData | None:
-    """The unpacked folder.
+    """Read the unpacked folder.
 
     No official test split exists: the last fifth of each person's windows of each activity is the test split.
     """
@@ -88,11 +88,11 @@ def read_harbox(directory: Path, info: Info) -> RawData | None:
     train: list[tuple[Array, int, int]] = []
     test: list[tuple[Array, int, int]] = []
     for person in sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)):
-        for label, activity in enumerate(ACTIVITIES):
+        for label, activity in enumerate(_ACTIVITIES):
             path = person / f"{activity}_train.txt"
             if path.is_file():
                 windows = _windows(path, info)
-                kept = len(windows) - int(len(windows) * TEST_SHARE)
+                kept = len(windows) - int(len(windows) * _TEST_SHARE)
                 train.append((windows[:kept], label, int(person.name)))
                 test.append((windows[kept:], label, int(person.name)))
     if not train:
@@ -118,26 +118,26 @@ def _joined(parts: list[tuple[Array, int, int]]) -> tuple[Array, Array, Array]:
     return np.concatenate([windows for windows, _, _ in parts]), labels, people
 
 
-UCIHAR_FOLDER = "UCI HAR Dataset"
+_UCIHAR_FOLDER = "UCI HAR Dataset"
 UCIHAR_ZIP = "human+activity+recognition+using+smartphones.zip"
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 
 
 def read_ucihar(directory: Path, info: Info) -> RawData | None:
-    """The published zip, the zip inside it, or the unpacked folder."""
-    places = (directory / UCIHAR_FOLDER, directory)
+    """Read the published zip, the zip inside it, or the unpacked folder."""
+    places = (directory / _UCIHAR_FOLDER, directory)
     folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
     if folder is not None:
         return _both(partial(file_in, folder), info)
-    path = next((directory / name for name in (f"{UCIHAR_FOLDER}.zip", UCIHAR_ZIP) if (directory / name).is_file()), None)
+    path = next((directory / name for name in (f"{_UCIHAR_FOLDER}.zip", UCIHAR_ZIP) if (directory / name).is_file()), None)
     if path is None:
         return None
     try:
         with zipfile.ZipFile(path) as archive:
-            if f"{UCIHAR_FOLDER}.zip" not in archive.namelist():
-                return _both(lambda name: unpacked(archive, f"{UCIHAR_FOLDER}/{name}"), info)
-            with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{UCIHAR_FOLDER}.zip"))) as inner:
-                return _both(lambda name: unpacked(inner, f"{UCIHAR_FOLDER}/{name}"), info)
+            if f"{_UCIHAR_FOLDER}.zip" not in archive.namelist():
+                return _both(lambda name: unpacked(archive, f"{_UCIHAR_FOLDER}/{name}"), info)
+            with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{_UCIHAR_FOLDER}.zip"))) as inner:
+                return _both(lambda name: unpacked(inner, f"{_UCIHAR_FOLDER}/{name}"), info)
     except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 
@@ -149,7 +149,7 @@ def _both(read: Callable[[str], bytes], info: Info) -> RawData:
 
 
 def _split_ucihar(read: Callable[[str], bytes], split: str, info: Info) -> tuple[Array, Array, Array]:
-    """Labels are 1 to 6 in the files."""
+    """Read labels, which are 1 to 6 in the files."""
     time = info.input_shape[1]
     channels = [
         _numbers(read(name), name, time) for name in (f"{split}/Inertial Signals/{signal}_{split}.txt" for signal in SIGNALS)

@@ -23,7 +23,7 @@ from fedveil.data.declared import Array, Format, Info, RawData
 from fedveil.data.sources.raw import MOST_BYTES, file_in, unpacked
 from fedveil.errors import DataError
 
-UBYTE = 0x08
+_UBYTE = 0x08
 _LONGEST_HEADER = 4 + 4 * 4
 IDX_FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 EMNIST_FILES = tuple(
@@ -32,7 +32,7 @@ EMNIST_FILES = tuple(
 
 
 def mnist_like(folders: tuple[str, ...]) -> Format:
-    """The four idx files of MNIST; they bear the same names for Fashion-MNIST, so their folder must tell which it is."""
+    """Read the four idx files of MNIST; Fashion-MNIST's have the same names, so their folder must say which data set it holds."""
     return Format(
         f"{', '.join(IDX_FILES)} (or .gz) in a folder {' or '.join(folders)}",
         lambda directory, info: _mnist(directory) if _named(directory, folders) else None,
@@ -40,7 +40,7 @@ def mnist_like(folders: tuple[str, ...]) -> Format:
 
 
 def parse(content: bytes, name: str) -> Array:
-    """The uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
+    """Return the uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
     shape, start = _header(content, name)
     size = math.prod(shape)
     if not size:
@@ -51,11 +51,11 @@ def parse(content: bytes, name: str) -> Array:
 
 
 def _header(content: bytes, name: str) -> tuple[tuple[int, ...], int]:
-    """The array's shape, and where it begins."""
+    """Return the array's shape and offset."""
     if len(content) < 4 or content[:2] != b"\0\0":
         raise DataError(f"{name}: not an idx file")
     kind, sides = content[2], content[3]
-    if kind != UBYTE or not 1 <= sides <= 4:
+    if kind != _UBYTE or not 1 <= sides <= 4:
         raise DataError(f"{name}: idx type 0x{kind:02x} with {sides} dimensions; expected bytes (0x08) with 1 to 4")
     start = 4 + 4 * sides
     if len(content) < start:
@@ -74,7 +74,7 @@ def _mnist(directory: Path) -> RawData | None:
 
 
 def read_emnist(directory: Path, info: Info) -> RawData | None:
-    """The idx files of the balanced split, loose or in the original gzip.zip."""
+    """Read the idx files of the balanced split, loose or in the original gzip.zip."""
     contents, archive = _contents(directory, EMNIST_FILES), directory / "gzip.zip"
     if not contents and archive.is_file():
         contents = _zipped(archive)
@@ -92,7 +92,7 @@ def _raw(contents: list[bytes], names: tuple[str, ...], transpose: bool) -> RawD
 
 
 def _contents(directory: Path, names: tuple[str, ...]) -> list[bytes]:
-    """The content of each file, loose or as .gz; empty where there is none of them."""
+    """Return the content of each file, loose or as .gz; empty if none exists."""
     places = [(directory / name, directory / f"{name}.gz") for name in names]
     paths = [next((path for path in both if path.is_file()), None) for both in places]
     return [_content(path, both[0]) for path, both in zip(paths, places, strict=True)] if any(paths) else []
@@ -106,7 +106,7 @@ def _content(path: Path | None, expected: Path) -> bytes:
 
 
 def gunzip(content: bytes, name: str) -> bytes:
-    """The uncompressed idx file; DataError if it is cut short or damaged, or promises or holds more than `MOST_BYTES`."""
+    """Return the uncompressed idx file; DataError if it is cut short or damaged, or declares or holds more than `MOST_BYTES`."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             head = file.read(_LONGEST_HEADER)
@@ -142,8 +142,8 @@ class _ArraysOnly(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def check_digest(content: bytes, digest: str, name: str) -> None:
-    """DataError unless `content` has the digest "algorithm:hex"."""
+def _check_digest(content: bytes, digest: str, name: str) -> None:
+    """Raise DataError unless `content` has the digest "algorithm:hex"."""
     algorithm, expected = digest.split(":")
     found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
     if found != expected:
@@ -154,7 +154,7 @@ def check_digest(content: bytes, digest: str, name: str) -> None:
 
 
 def unpickle(content: bytes, name: str) -> dict[str, Any]:
-    """The dictionary in a pickle whose digest was checked; DataError if it holds anything but arrays and plain values."""
+    """Return the dictionary in a pickle whose digest was checked; DataError if it holds anything but arrays and plain values."""
     try:
         value = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle can raise anything
@@ -201,7 +201,7 @@ CIFAR100 = Batches(
 
 
 def pickled(batches: Batches) -> Format:
-    """The original archive, or its unpacked folder."""
+    """Read the original archive, or its unpacked folder."""
 
     def read(directory: Path, info: Info) -> RawData | None:
         if (directory / batches.archive).is_file():
@@ -216,7 +216,7 @@ def pickled(batches: Batches) -> Format:
 
 def _from_archive(path: Path, batches: Batches, info: Info) -> RawData:
     content = path.read_bytes()
-    check_digest(content, batches.digest, str(path))
+    _check_digest(content, batches.digest, str(path))
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             members = {name: archive.extractfile(f"{batches.folder}/{name}") for name in (*batches.train, *batches.test)}
@@ -235,7 +235,7 @@ def _both_cifar(member: Callable[[str], bytes], batches: Batches, info: Info, pl
 
 
 def _batch(content: bytes, digest: str, name: str, label_key: str, info: Info) -> tuple[Array, Array]:
-    check_digest(content, digest, name)
+    _check_digest(content, digest, name)
     values: dict[str, Any] = unpickle(content, name)
     x, y = values.get("data"), values.get(label_key)
     side = int(np.prod(info.input_shape))
@@ -250,12 +250,12 @@ def _joined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
+_SVHN_FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
 def read_svhn(directory: Path, info: Info) -> RawData | None:
-    """train_32x32.mat and test_32x32.mat."""
-    paths = [directory / name for name in SVHN_FILES]
+    """Read train_32x32.mat and test_32x32.mat."""
+    paths = [directory / name for name in _SVHN_FILES]
     if not any(path.is_file() for path in paths):
         return None
     train, test = (_split(path, info) for path in paths)
@@ -263,7 +263,7 @@ def read_svhn(directory: Path, info: Info) -> RawData | None:
 
 
 def _split(path: Path, info: Info) -> tuple[Array, Array]:
-    """X is (32, 32, 3, N); y is (N, 1) from 1 to 10, where 10 stands for the digit 0."""
+    """Read X (32, 32, 3, N) and y (N, 1) from 1 to 10, where 10 is the digit 0."""
     from scipy.io import loadmat
 
     if not path.is_file():
@@ -288,7 +288,7 @@ Reader = Callable[[str], bytes]
 
 
 def read_tinyimagenet(directory: Path, info: Info) -> RawData | None:
-    """tiny-imagenet-200.zip, or its folder."""
+    """Read tiny-imagenet-200.zip, or its folder."""
     folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
     if folder is not None:
         return _both_tinyimagenet(partial(file_in, folder), partial(_listed, folder), info)
@@ -347,19 +347,19 @@ def _listed(folder: Path, prefix: str) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in (folder / prefix).rglob("*.JPEG")]
 
 
-TEST_SIZE = 360
+_TEST_SIZE = 360
 
 
 def read_digits() -> RawData:
-    """scikit-learn's 1,797 digits, their 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
+    """Read scikit-learn's 1,797 digits, 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
     x, y = _parsed()
-    test = _stratified(y, TEST_SIZE)
+    test = _stratified(y, _TEST_SIZE)
     return RawData(x[~test], y[~test], x[test], y[test])  # copies
 
 
 @cache
 def _parsed() -> tuple[np.ndarray, np.ndarray]:
-    """All of them; scikit-learn reads a compressed table of text each time."""
+    """Load all pictures once, since scikit-learn reads a compressed text table on each call."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -367,7 +367,7 @@ def _parsed() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified(labels: np.ndarray, size: int) -> np.ndarray:
-    """Mask of `size` examples, each label in proportion (largest remainders), spread evenly over the file's order."""
+    """Return a mask of `size` examples, each label in proportion (largest remainders), spread evenly over the file's order."""
     counts = np.bincount(labels)
     exact = counts * (size / len(labels))
     quota = np.floor(exact).astype(np.int64)

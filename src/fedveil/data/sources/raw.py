@@ -16,11 +16,11 @@ from fedveil.data.declared import RawData as RawData
 from fedveil.errors import DataError
 
 MOST_BYTES = 2**29
-"""Above what any file inside an archive of the catalogue has: a longer one is a bomb and is not unpacked."""
+"""Limit on the size of a file inside an archive, above any in the catalogue: a larger one is not unpacked."""
 
 
 def unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
-    """A member of a zip archive; KeyError if it is not there, DataError if it would unpack to more than `MOST_BYTES`."""
+    """Return a member of a zip archive; KeyError if it does not exist, DataError if it would unpack to more than `MOST_BYTES`."""
     size = archive.getinfo(name).file_size
     if size > MOST_BYTES:
         raise DataError(f"{archive.filename}: {name} unpacks to {size} bytes; at most {MOST_BYTES} are read")
@@ -28,13 +28,13 @@ def unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def plain(info: Info) -> Format:
-    """`NAME.npz`: images (N, H, W), (N, H, W, C) or (N, C, H, W); signals (N, channels, time) or (N, time, channels)."""
+    """Read `NAME.npz`: images (N, H, W), (N, H, W, C) or (N, C, H, W); signals (N, channels, time) or (N, time, channels)."""
     names = dict.fromkeys(f"{stem}.npz" for stem in (info.name, info.name.replace("-", "_")))
     return Format(" or ".join(names), lambda directory, info: _read(directory, names, "", info))
 
 
 def decode(coded: Array) -> Array:
-    """Pictures (N, 3, H, W) as red, green, blue from a lossless coding of the same shape, uint8.
+    """Decode pictures (N, 3, H, W) in red, green, blue from a lossless coding of the same shape, uint8.
 
     The coding holds the planes green, red - green, blue - green, each as differences along rows and columns, modulo 256.
     """
@@ -63,16 +63,16 @@ def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw
             if x.dtype != np.uint8 or x.shape[1:] != info.input_shape:
                 raise DataError(f"{path}: coded pictures are {x.dtype} {x.shape}; expected uint8 (N, *{info.input_shape})")
         x_train, x_test = decode(x_train), decode(x_test)
-    return RawData(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
+    return RawData(_channels_first(x_train, info, path), y_train, _channels_first(x_test, info, path), y_test, *users)
 
 
 def read_coded(directory: Path, info: Info) -> RawData | None:
-    """`cifar10_coded.npz`: as `plain`, with x_train_coded and x_test_coded, see `decode`."""
+    """Read `cifar10_coded.npz`: as `plain`, with x_train_coded and x_test_coded, see `decode`."""
     return _read(directory, ("cifar10_coded.npz",), "_coded", info)
 
 
-def channels_first(x: Array, info: Info, path: Path) -> Array:
-    """`x` as (N, *info.input_shape), its channel axis added or moved to the front; DataError if it does not fit."""
+def _channels_first(x: Array, info: Info, path: Path) -> Array:
+    """Return `x` as (N, *info.input_shape), its channel axis added or moved to the front; DataError if it does not fit."""
     shape = info.input_shape
     if x.shape[1:] == shape:
         return x
@@ -105,7 +105,7 @@ def _member(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> Array:
 
 
 def _check_promise(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> None:
-    """Refuse an array whose header promises another size than the archive holds, before memory is taken for it."""
+    """Refuse an array whose header declares another size than the archive holds, before allocating memory for it."""
     inside = archive.zip
     if inside is None or f"{key}.npy" not in inside.namelist():
         return
@@ -126,7 +126,7 @@ def _users(archive: np.lib.npyio.NpzFile, path: Path, split: str) -> Array | Non
 
 
 def file_in(folder: Path, name: str) -> bytes:
-    """The content of a file; DataError if it is missing."""
+    """Return the content of a file; DataError if it is missing."""
     path = folder / name
     if not path.is_file():
         raise DataError(f"{path} is missing")

@@ -182,7 +182,7 @@ class FedDPA(MethodConfig):
 
     @property
     def hides_mask(self) -> bool:
-        """Whether every upload has noise on every coordinate."""
+        """Return whether every upload has noise on every coordinate."""
         return self.variant == "proven" or self.source == "repo"
 
     def calibrate(self, s: Setting) -> Setting:

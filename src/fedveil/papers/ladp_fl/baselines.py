@@ -135,7 +135,7 @@ class NbAFL(TwoVariants):
 
     @property
     def sends_weights(self) -> bool:
-        """Whether clients release weights, and not their difference from the global model."""
+        """Return whether clients release weights, and not their difference from the global model."""
         return self.variant == "proven" or self.source != "ladp-fl"
 
     def calibrate(self, s: Setting) -> Setting:

@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether a row has no result although it could be run."""
+        """Return whether a row has no result although it could be run."""
         return any(row.states and not row.values for row in self.rows)
 
     @property

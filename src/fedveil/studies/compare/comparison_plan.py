@@ -92,7 +92,7 @@ def _distinct(option: str, values: Sequence[str]) -> None:
         raise ConfigError(f"{option} names {next(v for v in values if list(values).count(v) > 1)} twice: give each once")
 
 
-PROMISE = ("privacy.view", "privacy.unit", "privacy.adjacency", "privacy.delta")
+_PROMISE = ("privacy.view", "privacy.unit", "privacy.adjacency", "privacy.delta")
 """The scope of an epsilon; proven epsilons are comparable only if these keys are equal."""
 
 
@@ -117,7 +117,7 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
                 f"--methods {method}: {option!r} is not possible; give options as name:key=value:key=value, a key with a dot "
                 "for another section (training.optimizer.lr=0.1); epsilon, seeds and partitions have options of their own"
             )
-        if by == "proven" and key in PROMISE:
+        if by == "proven" and key in _PROMISE:
             raise ConfigError(
                 f"--methods {method}: {key} is part of the guarantee, which is the same for all methods: "
                 f"set it in the configuration (--set {option}); with --by claimed the methods may differ in it"
@@ -126,7 +126,7 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
     return parse(raw)
 
 
-def with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str, Config]]:
+def _with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str, Config]]:
     """Return the configuration with each partition, by name; unchanged if none is given."""
     if not partitions:
         return [("", config)]
@@ -160,7 +160,7 @@ def _main_option(kind: str) -> str:
     return own[0] if own else "clients"
 
 
-CLOSE = 1e-3
+_CLOSE = 1e-3
 """The relative difference up to which claims count as equal."""
 TIMES = 10
 """privacy.epsilon is searched up to 4 ** TIMES above or below the wanted claim."""
@@ -176,12 +176,12 @@ def at_claim(config: Config, epsilon: float) -> Config:
         ConfigError: the claim does not follow privacy.epsilon, or jumps over the wanted one.
     """
     first = _claimed(config, epsilon)
-    if first is None or math.isclose(first, epsilon, rel_tol=CLOSE):
+    if first is None or math.isclose(first, epsilon, rel_tol=_CLOSE):
         return _at(config, epsilon)
     bracket = _bracket(config, epsilon, first)
     if bracket is not None:
         found = math.exp(float(brentq(lambda x: _gap(config, x, epsilon), *bracket, rtol=1e-9)))
-        if math.isclose(_claimed(config, found) or 0.0, epsilon, rel_tol=CLOSE):
+        if math.isclose(_claimed(config, found) or 0.0, epsilon, rel_tol=_CLOSE):
             return _at(config, found)
     raise ConfigError(
         f"no privacy.epsilon was found at which the paper claims {epsilon:g}: "
@@ -276,7 +276,7 @@ def _needs_personal_models(config: Config, metric: str) -> None:
         raise ConfigError(f"{method.name} has no models of the clients' own, so no {metric}; training.measure_trained makes some")
 
 
-SLACK = 1e-4
+_SLACK = 1e-4
 """The largest relative excess of a proven epsilon over its target, for rounding in the calibration."""
 
 
@@ -318,7 +318,7 @@ def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> li
     """
     method_of(spec.config)  # plugins of the configuration may define other methods
     check, listener = Check(column_of(spec.config, spec.metric)), listener or ComparisonListener()
-    places = with_partitions(spec.config, spec.partitions)
+    places = _with_partitions(spec.config, spec.partitions)
     asked = [(configured(base, method, spec.by), method, partition) for partition, base in places for method in spec.methods]
     rows: list[Planned] = []
     for mine, method, partition in asked:
@@ -362,7 +362,7 @@ def _row(config: Config, method: str, partition: str, epsilon: float, spec: Comp
 def _same_guarantee(statement: Statement, epsilon: float, by: By) -> None:
     """Refuse a configuration that does not keep the common guarantee of the rows."""
     proven = statement.proven
-    if by == "proven" and not proven.epsilon <= epsilon * (1 + SLACK):
+    if by == "proven" and not proven.epsilon <= epsilon * (1 + _SLACK):
         raise ConfigError(
             f"proven is {'no bound' if math.isinf(proven.epsilon) else f'epsilon = {proven.epsilon:g}'}"
             f"{f' ({proven.reason})' if proven.reason else ''}: not comparable at a proven epsilon of {epsilon:g}"

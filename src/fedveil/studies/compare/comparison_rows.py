@@ -81,7 +81,7 @@ class Row:
 
     @property
     def complete(self) -> bool:
-        """Whether all seeds gave a number; otherwise the mean would favour a method that fails."""
+        """Return whether all seeds gave a number; otherwise the mean would favour a method that fails."""
         return len(self.values) == self.seeds > 0
 
     @property

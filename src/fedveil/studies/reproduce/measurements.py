@@ -68,7 +68,7 @@ def of_run(config: Config, run: Path | None, folder: Path) -> Measured:
     return found
 
 
-def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
+def _of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
     """Return the claimed epsilon, and the proven epsilon in the view of the configuration."""
     found = {}
     for view in certify_config(config).views:
@@ -79,7 +79,7 @@ def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
     return found
 
 
-def of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
+def _of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
     """Return the share of saved upload bits in a run, compared with 32 bits per coordinate and round."""
     assert run is not None
     data, parameters = read_run(run), setting_of(config).layout.dimension
@@ -94,7 +94,7 @@ def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0,
     return {"sensitivity": list(enumerate(distances, 1)), "test_accuracy": scored}
 
 
-def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int = 0) -> Measured:
+def _of_partition(config: Config, run: Path | None, folder: Path, *, curious: int = 0) -> Measured:
     """Return the numbers of labels and examples of the curious client and of the others."""
     prepared = prepare(data_spec(config))
     counts = prepared.partition.label_counts(prepared.dataset.y_train, prepared.dataset.info.strata)
@@ -109,7 +109,7 @@ def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int
     return _figures(figures)
 
 
-def of_inversion(
+def _of_inversion(
     config: Config,
     run: Path | None,
     folder: Path,
@@ -138,7 +138,7 @@ def of_inversion(
     return _figures({**{k: np.mean(v) for k, v in found.items()}, "l2": np.mean(np.sqrt(np.array(scores["mse"]) * size))})
 
 
-def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1000) -> Measured:
+def _of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1000) -> Measured:
     """Return the share of test images whose label is the model's output: rule "output", which depends on the accuracy."""
     snapshot = snapshot_of(*opened(config), run, last=True)
     x, y = snapshot.federation.test
@@ -146,7 +146,7 @@ def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1
     return _figures({"accuracy": found.accuracy, "constant_guess": found.constant_guess})
 
 
-def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int = 2000, images: int = 1000) -> Measured:
+def _of_attribute(config: Config, run: Path | None, folder: Path, *, known: int = 2000, images: int = 1000) -> Measured:
     """Infer whether an image shows an animal (CIFAR-10) by a probe on the model's features, fitted on `known` other images."""
     if config.data.name != "cifar10":
         raise ConfigError(f"the attribute 'animal or not' is that of cifar10, not of {config.data.name}")
@@ -154,14 +154,14 @@ def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int =
     return _recorded("attribute", options, config, run, "accuracy", "balanced_accuracy", "auc")
 
 
-def of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
+def _of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
     """Train a fresh network on the model's outputs for the first test images, and score it on others."""
     options = AttackOptions(images=queries, seed=config.run.seed, settings={"epochs": epochs, "student": 1})
     own = {"victim": "victim_accuracy", "student": "student_accuracy", "agreement": "agreement"}
     return _recorded("extraction", options, config, run, **own)
 
 
-def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int = 10, probes: int = 10) -> Measured:
+def _of_clients(config: Config, run: Path | None, folder: Path, *, targets: int = 10, probes: int = 10) -> Measured:
     """Return the share of targets whose upload is identified among those of all clients, by the gradient on probe images.
 
     Args:
@@ -171,7 +171,7 @@ def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int =
     return _recorded("identification", options, config, run, "matched", "top", "tpr", chance="chance_matched")
 
 
-def of_generated(
+def _of_generated(
     config: Config,
     run: Path | None,
     folder: Path,
@@ -231,16 +231,16 @@ def _means(clients: list[Row]) -> list[tuple[int, float]]:
 
 _GENERAL = {
     "run": Measure("train, and read the history", True, of_run),
-    "uplink": Measure("train, and add up what the clients sent", True, of_uplink),
-    "statement": Measure("certify", False, of_statement),
+    "uplink": Measure("train, and add up what the clients sent", True, _of_uplink),
+    "statement": Measure("certify", False, _of_statement),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
-    "partition": Measure("partition the data, and count", False, of_partition),
-    "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),
-    "inversion-after": Measure("train, then reconstruct images from single-example uploads", True, of_inversion),
-    "labels-after": Measure("train, then read labels off the model's outputs", True, of_labels),
-    "attribute-after": Measure("train, then infer an attribute from the model's features", True, of_attribute),
-    "extraction-after": Measure("train, then train a student on the model's answers", True, of_extraction),
-    "generated": Measure("train with a curious client in it that trains a generator, and judge its images", False, of_generated),
-    "clients-after": Measure("train, then find out which client sent which upload", True, of_clients),
+    "partition": Measure("partition the data, and count", False, _of_partition),
+    "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, _of_inversion),
+    "inversion-after": Measure("train, then reconstruct images from single-example uploads", True, _of_inversion),
+    "labels-after": Measure("train, then read labels off the model's outputs", True, _of_labels),
+    "attribute-after": Measure("train, then infer an attribute from the model's features", True, _of_attribute),
+    "extraction-after": Measure("train, then train a student on the model's answers", True, _of_extraction),
+    "generated": Measure("train with a curious client in it that trains a generator, and judge its images", False, _of_generated),
+    "clients-after": Measure("train, then find out which client sent which upload", True, _of_clients),
 }
 MEASURES: Registry[Measure] = Registry("measure.name", "measurement", _GENERAL, kind="measure")

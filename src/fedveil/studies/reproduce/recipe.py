@@ -54,7 +54,7 @@ PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "
 """The five papers by their number, with the name of their method."""
 
 
-ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k", "sigma", "setting")
+_ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k", "sigma", "setting")
 """Axes whose entries are compared with each other, by name."""
 
 
@@ -177,7 +177,7 @@ class RecipeRow:
 
 
 def rows(recipe: Recipe) -> list[RecipeRow]:
-    """All rows, in the order of the axes, the last one changing fastest."""
+    """Return all rows, in the order of the axes; the last axis changes fastest."""
     found = []
     for indices in itertools.product(*(range(len(axis.entries)) for axis in recipe.axes)):
         entries = tuple(axis.entries[i] for axis, i in zip(recipe.axes, indices, strict=True))
@@ -206,7 +206,7 @@ def check_only(recipe: Recipe, only: Only) -> None:
 
 def compared_axis(recipe: Recipe) -> int | None:
     """Return the axis whose entries are compared with each other over the seeds, or None."""
-    return next((i for i, axis in enumerate(recipe.axes) if axis.name in ARMS), None)
+    return next((i for i, axis in enumerate(recipe.axes) if axis.name in _ARMS), None)
 
 
 def check_against(recipe: Recipe, chosen: Sequence[RecipeRow], label: str) -> None:

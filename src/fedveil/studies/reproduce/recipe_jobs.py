@@ -21,7 +21,7 @@ from fedveil.studies.reproduce.recipe_files import RowJob
 from fedveil.studies.worker_pool import Job, Workers
 from fedveil.training.cores import available_cores
 
-QUICK = ("run", "uplink", "statement", "partition")
+_QUICK = ("run", "uplink", "statement", "partition")
 """Measurements that are too short for a separate process."""
 
 
@@ -63,13 +63,13 @@ def tried(task: RecipeTask) -> Measured | str:
 Announce = Callable[[int, RecipeTask], None]
 
 
-def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce) -> list[Measured | str]:
+def _all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce) -> list[Measured | str]:
     """Return all measurements in order; long ones run in up to `jobs` processes.
 
     Args:
         log: file for the output of these processes. announce: called before each with the number of finished ones.
     """
-    slow = {str(task.folder): task for task in tasks if task.name not in QUICK and not task.file.exists()}
+    slow = {str(task.folder): task for task in tasks if task.name not in _QUICK and not task.file.exists()}
     problems = _apart(slow, min(len(slow), jobs), log, announce) if min(len(slow), jobs) > 1 else {}
     found: list[Measured | str] = []
     for i, task in enumerate(tasks):
@@ -158,7 +158,7 @@ def measured(
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
         tasks[key] = RecipeTask(name, job.config, job.options, None if state is None else state.path, folder)
     announce, log = partial(_announce, listener, len(tasks)), root / "measured" / "workers.log"
-    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, announce), strict=True):
+    for (key, task), series in zip(tasks.items(), _all_of(list(tasks.values()), count, log, announce), strict=True):
         ended = states[names[key]].ended if names[key] in states else ""
         found[key] = MeasuredRow(series, str(task.run if name == "run" else task.folder), ended)
     return found

@@ -20,7 +20,7 @@ from fedveil.studies.reproduce.recipe_files import changes, settings_digest
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 from fedveil.studies.statistics import LEVEL, against, against_best
 
-ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
+_ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
 """Series that are accuracies."""
 NEAR, SHARE = 1.5, 0.05
 """An accuracy is at chance if it is at most NEAR times that of guessing, and exceeds it by at most SHARE of the distance to 1."""
@@ -30,7 +30,7 @@ def chance_remarks(done: Reproduction) -> list[str]:
     """Return one sentence for each column and data set with two or more rows at chance."""
     found = []
     for i, column in enumerate(done.recipe.columns):
-        if column.of not in ACCURACIES or column.relative:
+        if column.of not in _ACCURACIES or column.relative:
             continue
         by_level: dict[float, list[str]] = {}
         for outcome in done.outcomes:
@@ -206,7 +206,7 @@ def write_results(done: Reproduction) -> Path:
     done.folder.mkdir(parents=True, exist_ok=True)
     write_json(done.folder / "result.json", as_json(done))
     write_text(done.folder / "result.md", as_markdown(done))
-    write_text(done.folder / "result.csv", as_csv(done))
+    write_text(done.folder / "result.csv", _as_csv(done))
     write_versions(done.folder / "versions.json")
     return done.folder
 
@@ -255,7 +255,7 @@ def as_markdown(done: Reproduction) -> str:
     return f"# {title(done)}\n\n{scale_text(done)}\n\n" + "\n".join(table) + f"\n\n{notes}\n"
 
 
-def as_csv(done: Reproduction) -> str:
+def _as_csv(done: Reproduction) -> str:
     """Return CSV with one line per value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

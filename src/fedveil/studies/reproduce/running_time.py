@@ -23,13 +23,13 @@ from fedveil.studies.reproduce.recipe import Only, Recipe, kept, rows
 from fedveil.studies.reproduce.recipe_files import RowJob, Scale, job_of
 from fedveil.training.cores import available_cores
 
-BACKWARD = 3
+_BACKWARD = 3
 """Forward passes that cost as much as a training step, about."""
-PASSES = 10
+_PASSES = 10
 """Number of times that a step of a round reads or writes every parameter, about."""
 BEGIN = 2.0
 """Seconds of a run in addition to its rounds and its data: imports, statement, ledger, files."""
-READ = 3e-8
+_READ = 3e-8
 """Seconds to load, standardise and partition one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
@@ -54,19 +54,19 @@ def _job(job: RowJob, measure: str) -> float:
     if measure in ("statement", "partition", "worst-privacy", "sensitivity-terms"):
         return BEGIN
     data = info(job.config.data.name)
-    begin = BEGIN + READ * data.train_size * math.prod(data.input_shape)
+    begin = BEGIN + _READ * data.train_size * math.prod(data.input_shape)
     forward, parameters = _size(json.dumps(job.config.model.section(), sort_keys=True), data.input_shape, data.classes)
     if measure == "inversion":
         return begin + _attack(job, forward)
     s = setting_of(job.config)
     each = max(s.records, 1)  # unknown for some data sets before they are loaded
     steps = s.cohort * s.local.steps_for(each) * s.rounds
-    examples = steps * min(s.local.batch_size, each) * BACKWARD
+    examples = steps * min(s.local.batch_size, each) * _BACKWARD
     evaluations = -(-s.rounds // (job.config.training.evaluate_every or s.rounds)) if measure != "twin" else 1
     own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global and by the personal models
     models = 1 + s.clients * job.config.training.personal_on_test_set
     training = _per_operation(forward) * forward * (examples + evaluations * (models * data.test_size + own_tests))
-    training += steps * parameters * PASSES * _per_number()
+    training += steps * parameters * _PASSES * _per_number()
     if measure == "twin":
         return begin + 2 * training
     if measure == "generated":
@@ -81,7 +81,7 @@ def _attack(job: RowJob, forward: float) -> float:
     steps = settings.get("steps", {"ig": 4800, "gradinversion": 2000}.get(kind, 300))
     starts = settings.get("restarts", settings.get("seeds", {"ig": 1}.get(kind, 4)))
     evaluations = job.options.get("images", 10) * steps * starts * (20 if kind in ("dlg", "idlg") else 1)
-    return float(evaluations * max(BACKWARD**2 * forward * _per_operation(forward), _evaluation()))
+    return float(evaluations * max(_BACKWARD**2 * forward * _per_operation(forward), _evaluation()))
 
 
 def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...], classes: int) -> float:
@@ -92,7 +92,7 @@ def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...],
         module(torch.zeros((2, 100 + classes)))
     own = counter.get_total_flops() / 2
     examples = rounds * job.options.get("steps", 200) * job.options.get("batch", 64)
-    return float(examples * ((1 + BACKWARD) * own + (2 + BACKWARD) * forward) * _per_operation(own))
+    return float(examples * ((1 + _BACKWARD) * own + (2 + _BACKWARD) * forward) * _per_operation(own))
 
 
 @cache
@@ -127,7 +127,7 @@ def _timed() -> tuple[tuple[float, float], ...]:
             loss = torch.nn.functional.cross_entropy(module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
 
-        found.append((forward, _time(step) / (BACKWARD * forward * batch)))
+        found.append((forward, _time(step) / (_BACKWARD * forward * batch)))
     return tuple(found)
 
 

@@ -14,9 +14,9 @@ from fedveil.experiment.config import Config, parse, toml_values
 from fedveil.experiment.public_setting import population_of, setting_of
 from fedveil.studies.cell import Cell
 
-FIXED = ("privacy", "data", "public", "run")
+_FIXED = ("privacy", "data", "public", "run")
 """Sections that are not tuned: guarantee, data and randomness."""
-FREE_OF_THESE = ("data.features", "public.components", "run.final_model")
+_FREE_OF_THESE = ("data.features", "public.components", "run.final_model")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TuningSpec:
         check_grid(self.grid)
 
     def settings(self) -> list[dict[str, Any]]:
-        """All combinations of values."""
+        """Return all combinations of values."""
         return combinations(self.grid)
 
     def cells(self) -> list[Cell]:
@@ -66,7 +66,7 @@ def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
     if not grid:
         raise ConfigError("nothing to try: give --try section.key=[value, value] at least once")
     for key, values in grid.items():
-        if key.partition(".")[0] in FIXED and key not in FREE_OF_THESE:
+        if key.partition(".")[0] in _FIXED and key not in _FREE_OF_THESE:
             raise ConfigError(f"--try {key}: guarantee, data and seeds stay as they are; tune keys of other sections")
         if not values:
             raise ConfigError(f"--try {key}: no values; write {key}=[0.1, 0.3]")

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 INK, MUTED, BLUE, ORANGE, GREEN, AMBER, RED = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73", "#E69F00", "#C62828"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", AMBER, "#56B4E9", "#8A7F00", MUTED)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 DASHES = ("-", "--", ":", "-.", (0, (4, 1, 1, 1, 1, 1)))
 
 
 def style(index: int) -> dict[str, Any]:
     """Return colour, marker and dash of the series at `index`; series differ without colour, too."""
     names = ("color", "marker", "linestyle")
-    return {name: kinds[index % len(kinds)] for name, kinds in zip(names, (COLOURS, MARKERS, DASHES), strict=True)}
+    return {name: kinds[index % len(kinds)] for name, kinds in zip(names, (COLOURS, _MARKERS, DASHES), strict=True)}
 
 
 @dataclass(frozen=True)

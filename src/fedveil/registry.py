@@ -29,7 +29,7 @@ TABLES = (
 )
 """Modules of fedveil with a table `REGISTERED`, from "KIND.NAME" to a place; importing one imports nothing else."""
 
-GROUP = "fedveil"
+_GROUP = "fedveil"
 """The group of entry points of other distributions, which have the same names and values as these tables."""
 
 _OLD_TRACKERS = "fedveil.trackers"
@@ -53,7 +53,7 @@ def built_in(kind: str) -> Mapping[str, str]:
 
 @cache
 def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=GROUP))
+    return tuple(entry_points(group=_GROUP))
 
 
 def installed(kind: str) -> dict[str, list[EntryPoint]]:

@@ -249,7 +249,7 @@ Fresh = Callable[[Path], "Federation"]
 
 OTHERS = "contributions of all other clients"
 
-COMPARED = (
+_COMPARED = (
     PARTICIPANTS,
     _BROADCAST,
     PLANS,
@@ -287,7 +287,7 @@ class WorldComparison:
     @property
     def holds(self) -> str:
         """Return whether the check found nothing wrong."""
-        return "identical" if self.check in COMPARED else "holds"
+        return "identical" if self.check in _COMPARED else "holds"
 
 
 @dataclass(frozen=True)

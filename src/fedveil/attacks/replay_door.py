@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-CHANCE = 1e-6
+_CHANCE = 1e-6
 """Batch sizes with a smaller probability than this count as not drawn by Poisson sampling."""
 
 _HALF = 27
@@ -116,7 +116,7 @@ def not_drawn_by_poisson(batches: Sequence[tuple[int, float, int]]) -> str:
     furthest = max(abs(size - n * rate) for n, rate, size in batches)
     spans = ((n, rate, n * rate - furthest - 1e-9, n * rate + furthest + 1e-9) for n, rate, _ in batches)
     chances = [binom.cdf(math.floor(hi), n, rate) - binom.cdf(math.ceil(lo) - 1, n, rate) for n, rate, lo, hi in spans]
-    if math.prod(chances) >= CHANCE:
+    if math.prod(chances) >= _CHANCE:
         return ""
     sizes = sorted({size for _, _, size in batches})
     return f"{len(batches)} batches of {sizes[0]} to {sizes[-1]} examples: Poisson batches would differ more in size"

@@ -358,7 +358,7 @@ def threshold_bound(
     )
 
 
-UNSEEN = 1000
+_UNSEEN = 1000
 """Number of directions of canaries that never join, which give the distribution of the largest cosine over rounds."""
 _AT_ONCE = 50
 
@@ -466,7 +466,7 @@ def run_with_canaries(
 
     whole = (final_model(progress) - models[0]).double().numpy()
     final = final_scores(directions(marked, range(k), d), whole)
-    return Seen(final, largest(range(k)), largest(range(k, k + UNSEEN)), d, k, progress.round)
+    return Seen(final, largest(range(k)), largest(range(k, k + _UNSEEN)), d, k, progress.round)
 
 
 def directions(marked: Canaries, canaries: range, d: int) -> Floats:

@@ -18,7 +18,7 @@ from fedveil.ledger.files import new_folder
 from fedveil.ledger.ledger import publish_ledger
 from fedveil.statement.statement_layout import AUDITS
 
-LEDGER = "ledger.sqlite"
+_LEDGER = "ledger.sqlite"
 _PUBLIC = (
     *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md", "nvflare.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
@@ -52,7 +52,7 @@ def copy_public(run: Path, out: Path) -> None:
 @contextmanager
 def _draft(source: Path, target: Path) -> Iterator[Path]:
     """Copy the public parts of a run to a temporary folder, which is renamed to the target at the end of the block."""
-    absent = [name for name in ("config.toml", "summary.json", LEDGER, CARD) if not (source / name).is_file()]
+    absent = [name for name in ("config.toml", "summary.json", _LEDGER, CARD) if not (source / name).is_file()]
     if absent:
         raise ConfigError(
             f"{source} is not a finished run of this version (it has no {', '.join(absent)}): give the directory of a run that "
@@ -101,7 +101,7 @@ def _copy(source: Path, draft: Path) -> None:
     audits = _bounds(source / AUDITS)
     if audits:
         write_json(draft / AUDITS, audits)
-    publish_ledger(source / LEDGER, draft / LEDGER)
+    publish_ledger(source / _LEDGER, draft / _LEDGER)
 
 
 def _bounds(path: Path) -> list[Any]:

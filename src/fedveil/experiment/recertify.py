@@ -26,7 +26,7 @@ from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
 from fedveil.verify.ledger_file import read_json
 
-SUBJECT = "statement made again"
+_SUBJECT = "statement made again"
 _TOLERANCE = 1e-9
 """Relative tolerance for numbers that the same versions computed."""
 _DECIDES = ("numpy", "scipy")
@@ -49,21 +49,21 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         others = [f"{name} {versions.get(name)}, here {own}" for name, own in installed.items() if versions.get(name) != own]
         columns, malformed = _declared(run / "columns.json")
         if wrong := [*malformed, *_of_card(config, card)]:
-            return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
+            return [Finding("contradicted", _SUBJECT, "; ".join(wrong))]
         again = _statement(config, card)
         differ = list(differences(stated, to_dict(again)))
         differ += _relabelled(columns, config)
         if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
             differ.append("statement.md: another text")
     except FedveilError as problem:
-        return [Finding("unknown", SUBJECT, str(problem))]
+        return [Finding("unknown", _SUBJECT, str(problem))]
     except (OSError, *_PROBLEMS) as problem:
-        return [Finding("unknown", SUBJECT, f"cannot be made from what is there ({problem})")]
+        return [Finding("unknown", _SUBJECT, f"cannot be made from what is there ({problem})")]
     if not differ:
-        return [Finding("verified", SUBJECT, "configuration and data card give every number and every text of it")]
+        return [Finding("verified", _SUBJECT, "configuration and data card give every number and every text of it")]
     more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
     text = "; ".join([*([f"made by {', '.join(others)}"] if others else []), *differ[:_SHOWN], *more])
-    return [Finding("unknown" if others else "contradicted", SUBJECT, text)]
+    return [Finding("unknown" if others else "contradicted", _SUBJECT, text)]
 
 
 def _declared(file: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -226,7 +226,7 @@ def verify(
                 return meta
             rows: Iterable[tuple[Any, ...]] = connection.execute(f"{SELECT[schema]} ORDER BY seq")
             if progress is not None:
-                rows = reported(rows, connection.execute("SELECT count(*) FROM release").fetchone()[0], progress)
+                rows = _reported(rows, connection.execute("SELECT count(*) FROM release").fetchone()[0], progress)
             seq, chain = _verify_chain(genesis(meta), rows, head, digest)
             if schema == SCHEMA:
                 _verify_closing(connection.execute(CLOSING).fetchone(), seq, chain)
@@ -252,7 +252,7 @@ def verify(
     return meta
 
 
-def reported(rows: Iterable[tuple[Any, ...]], total: int, progress: Callable[[int, int], None]) -> Iterator[tuple[Any, ...]]:
+def _reported(rows: Iterable[tuple[Any, ...]], total: int, progress: Callable[[int, int], None]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows, calling `progress(done, total)` every 10,000 rows and at the end."""
     for done, row in enumerate(rows):
         if done % 10_000 == 0:

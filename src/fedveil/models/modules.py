@@ -183,7 +183,7 @@ def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
     return nn.Sequential(children)
 
 
-def zeroed(linear: nn.Linear) -> nn.Linear:
+def _zeroed(linear: nn.Linear) -> nn.Linear:
     """Set all parameters of a layer to 0 and return it."""
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)
@@ -197,7 +197,7 @@ def module(layer: Layer, shape: Shape) -> nn.Module:
             convolution = nn.Conv2d if len(shape) == 3 else nn.Conv1d
             return convolution(shape[0], layer.out, layer.kernel, layer.stride, layer.padding, bias=layer.bias)
         case Linear():
-            return zeroed(nn.Linear(shape[0], layer.out)) if layer.zero else nn.Linear(shape[0], layer.out)
+            return _zeroed(nn.Linear(shape[0], layer.out)) if layer.zero else nn.Linear(shape[0], layer.out)
         case Norm():
             if layer.kind == "group":
                 return nn.GroupNorm(layer.groups, shape[0])

@@ -283,22 +283,22 @@ def _split(path: Path, info: Info) -> tuple[Array, Array]:
     return np.moveaxis(x, (3, 2), (0, 1)), y.reshape(-1).astype(np.int64) % 10
 
 
-FOLDER = "tiny-imagenet-200"
+_FOLDER = "tiny-imagenet-200"
 Reader = Callable[[str], bytes]
 
 
 def read_tinyimagenet(directory: Path, info: Info) -> RawData | None:
     """Read tiny-imagenet-200.zip, or its folder."""
-    folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
+    folder = next((place for place in (directory / _FOLDER, directory) if (place / "wnids.txt").is_file()), None)
     if folder is not None:
         return _both_tinyimagenet(partial(file_in, folder), partial(_listed, folder), info)
-    path = directory / f"{FOLDER}.zip"
+    path = directory / f"{_FOLDER}.zip"
     if not path.is_file():
         return None
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-            start = f"{FOLDER}/"
+            start = f"{_FOLDER}/"
             return _both_tinyimagenet(
                 lambda name: unpacked(archive, start + name),
                 lambda prefix: [name[len(start) :] for name in names if name.startswith(start + prefix)],

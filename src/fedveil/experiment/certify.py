@@ -15,7 +15,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import method_of, population_of, setting_of
 from fedveil.experiment.public_values import beside_the_releases, public_values
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.one_price import check_noise_cohort, check_selection
+from fedveil.methods.one_price import check_noise_cohort, check_selection, check_shares
 from fedveil.methods.run_cost import charged_bound, check_groups, check_weights, run_releases, run_variation
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability, own_level
@@ -96,6 +96,7 @@ def certify(
     """
     check_selection(method, setting)
     check_noise_cohort(method, setting)
+    check_shares(method, setting)
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
     check_weights(method, s)
     check_groups(method, s)

@@ -8,7 +8,7 @@ from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import MethodConfig
-from fedveil.methods.method import Fixed, Method, Scheduled
+from fedveil.methods.method import Fixed, Method, Policy, Scheduled, weighting_of
 from fedveil.methods.setting import Setting
 
 
@@ -71,3 +71,112 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
             "'client', privacy.view = 'aggregate' and method.name = 'dp-fedavg', 'dp-fedsam' or 'time-adaptive', or leave "
             "privacy.noise_cohort out"
         )
+
+
+def check_shares(method: Method, s: Setting) -> None:
+    """Refuse noise in shares unless a round is a sum of a known set of clients, and all rounds cost the same.
+
+    Raises:
+        ConfigError: with the reason and what to change.
+    """
+    if s.noise_place == "sum":
+        for key, value in (("run.secure_aggregation", s.secure_aggregation), ("privacy.spare_attempts", s.spare_attempts)):
+            if value not in ("none", None):
+                raise ConfigError(
+                    f"{key} = {value!r} with privacy.noise_place = 'sum': it is about noise that clients add in shares; set "
+                    f"privacy.noise_place = 'shares', or leave it out",
+                    key=key,
+                    value=value,
+                )
+        return
+    known, n = s.known_shares, s.cohort
+    refusals: tuple[tuple[bool, str, object, str, str], ...] = (
+        (
+            s.example_clip is not None,
+            "training.local",
+            "dp-sgd",
+            "DP-SGD adds its noise inside each client, and holds against the server without shares",
+            "leave privacy.noise_place out",
+        ),
+        (
+            s.scope.view is not View.AGGREGATE,
+            "privacy.view",
+            str(s.scope.view),
+            "shares of noise protect the sum of a round",
+            "set privacy.view = 'aggregate'",
+        ),
+        (
+            s.sampling == "poisson",
+            "training.sampling",
+            "poisson",
+            "the clients of a set see who else is in it, so that chance earns nothing",
+            "set training.sampling = 'fixed'",
+        ),
+        (
+            s.max_participations is not None,
+            "privacy.max_participations",
+            s.max_participations,
+            "every sum is charged to all clients",
+            "leave it out",
+        ),
+        (
+            s.noise_cohort is not None,
+            "privacy.noise_cohort",
+            s.noise_cohort,
+            "clients add the noise of the set that they are in, not that of a larger federation",
+            "leave it out",
+        ),
+        (
+            s.selection is not None,
+            "privacy.selection",
+            s.selection,
+            "runs that lose stay secret there, and members of a set see every sum",
+            "leave it out",
+        ),
+        (
+            bool(method.client_epsilons(s)),
+            "method.name",
+            method.name,
+            "clients with budgets of their own need noise of their own, and a sum has one",
+            "give all clients one budget",
+        ),
+        (
+            weighting_of(method) != "uniform",
+            "method.weighting",
+            weighting_of(method),
+            "weights by examples tell the sizes of the clients, and need the sum of all weights",
+            "set it to 'uniform'",
+        ),
+        (
+            not _even(method, s),
+            "method.name",
+            method.name,
+            "each client adds a share of independent noise on the sum, without a clamp, by a plan that all share and that costs "
+            "the same in each round, and that of this method is another one",
+            "take dp-fedavg or adaptive-clipping, or leave privacy.noise_place out",
+        ),
+        (
+            not known + 2 <= s.least_set <= n,
+            "privacy.min_survivors" if s.min_survivors is not None else "training.clients_per_round",
+            s.min_survivors if s.min_survivors is not None else n,
+            f"a set holds at least two honest clients beside the {known} whose noise counts as known (privacy.colluders), "
+            f"and at most the {n} of a round",
+            f"give a number between {known + 2} and {n}" if n >= known + 2 else "take more clients per round",
+        ),
+    )
+    for wrong, key, value, because, instead in refusals:
+        if wrong:
+            raise ConfigError(
+                f"{key} = {value!r} with privacy.noise_place = 'shares': {because}; {instead}", key=key, value=value
+            )
+
+
+def _even(method: Method, s: Setting) -> bool:
+    """Return whether a method has common plans with independent noise on the sum, all of one price."""
+    release = method.release(replace(s, noise_multiplier=s.noise_multiplier or 1.0))
+    if isinstance(release, Policy):
+        return release.even
+    if not isinstance(release, Fixed):
+        return False
+    plan = release.always
+    return type(plan) is Plan and plan.place == "sum" and not plan.mechanism.stateful and plan.clamp is None

@@ -273,8 +273,8 @@ def configured_setting(config: Config, population: Population | None = None) -> 
     method, s = method_of(config), setting_of(config, population)
     if s.secure_aggregation == "simulate" and config.run.engine not in ("auto", "inline"):
         raise ConfigError(
-            f"run.secure_aggregation = 'simulate' with run.engine = {config.run.engine!r}: clients are masked one after the other "
-            f"in this process: set run.engine to 'inline'",
+            f"run.secure_aggregation = 'simulate' with run.engine = {config.run.engine!r}: clients are masked one after "
+            f"the other in this process: set run.engine to 'inline'",
             key="run.engine",
             value=config.run.engine,
         )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
-from fedveil.mechanism.plan import Plan
+from fedveil.mechanism.plan import Plan, UnprovenPlan
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method import Fixed, Method, Policy, Scheduled, weighting_of
 from fedveil.methods.setting import Setting
@@ -89,7 +89,7 @@ def check_shares(method: Method, s: Setting) -> None:
                     value=value,
                 )
         return
-    known, n = s.known_shares, s.cohort
+    known, n, uneven = s.known_shares, s.cohort, _uneven(method, s)
     refusals: tuple[tuple[bool, str, object, str, str], ...] = (
         (
             s.example_clip is not None,
@@ -147,14 +147,7 @@ def check_shares(method: Method, s: Setting) -> None:
             "weights by examples tell the sizes of the clients, and need the sum of all weights",
             "set it to 'uniform'",
         ),
-        (
-            not _even(method, s),
-            "method.name",
-            method.name,
-            "each client adds a share of independent noise on the sum, without a clamp, by a plan that all share and that costs "
-            "the same in each round, and that of this method is another one",
-            "take dp-fedavg or adaptive-clipping, or leave privacy.noise_place out",
-        ),
+        (bool(uneven), "method.name", method.name, uneven, "take dp-fedavg or adaptive-clipping"),
         (
             not known + 2 <= s.least_set <= n,
             "privacy.min_survivors" if s.min_survivors is not None else "training.clients_per_round",
@@ -171,12 +164,14 @@ def check_shares(method: Method, s: Setting) -> None:
             )
 
 
-def _even(method: Method, s: Setting) -> bool:
-    """Return whether a method has common plans with independent noise on the sum, all of one price."""
+def _uneven(method: Method, s: Setting) -> str:
+    """Return why the noise of a method cannot be added in shares, or an empty string."""
     release = method.release(replace(s, noise_multiplier=s.noise_multiplier or 1.0))
-    if isinstance(release, Policy):
-        return release.even
-    if not isinstance(release, Fixed):
-        return False
-    plan = release.always
-    return type(plan) is Plan and plan.place == "sum" and not plan.mechanism.stateful and plan.clamp is None
+    plan = release.always if isinstance(release, Fixed) else None
+    if (plan is None and not (isinstance(release, Policy) and release.even)) or isinstance(plan, UnprovenPlan):
+        return "attempts are repeated, so that all rounds must have a proven cost, and the same one, as those of this method have not"
+    if plan is not None and plan.mechanism.stateful:
+        return "its noise is correlated over the rounds, which takes the same set of clients in all of them"
+    if plan is not None and plan.clamp is not None:
+        return "it clamps what is noisy, and a clamp of shares is none of the sum"
+    return ""

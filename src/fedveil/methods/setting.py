@@ -120,7 +120,7 @@ class Setting:
 
     @property
     def spares(self) -> int:
-        """Return the number of releases beyond the rounds that are priced, since an attempt at a sum may fail; T / 20 if not set."""
+        """Return the number of releases beyond the rounds that are priced, since attempts may fail; by default T / 20."""
         if self.noise_place == "sum":
             return 0
         return self.spare_attempts if self.spare_attempts is not None else max(2, math.ceil(self.rounds / 20))
@@ -139,6 +139,12 @@ class Setting:
     def update_noise(self) -> float:
         """Return the factor on z in the noise of updates: above 1 if evaluation counts take a share of each release."""
         return 1.0 if self.evaluation is None else (1 - self.evaluation.share) ** -0.5
+
+    @property
+    def sum_noise(self) -> float:
+        """Return the factor on z in the noise of a sum: `update_noise`, and the shares that count as known."""
+        n = self.cohort
+        return self.update_noise * (1.0 if self.noise_place == "sum" else math.sqrt(n / max(n - self.known_shares, 1)))
 
     @property
     def counts_shape(self) -> tuple[int, ...]:

@@ -169,9 +169,11 @@ def _uneven(method: Method, s: Setting) -> str:
     release = method.release(replace(s, noise_multiplier=s.noise_multiplier or 1.0))
     plan = release.always if isinstance(release, Fixed) else None
     if (plan is None and not (isinstance(release, Policy) and release.even)) or isinstance(plan, UnprovenPlan):
-        return "attempts are repeated, so that all rounds must have a proven cost, and the same one, as those of this method have not"
+        return "attempts are repeated, so that each round must have a proven cost, the same in all, which this method has not"
     if plan is not None and plan.mechanism.stateful:
         return "its noise is correlated over the rounds, which takes the same set of clients in all of them"
+    if plan is not None and plan.place != "sum":
+        return "it adds noise to each upload, and not to the sum"
     if plan is not None and plan.clamp is not None:
         return "it clamps what is noisy, and a clamp of shares is none of the sum"
     return ""

@@ -135,7 +135,7 @@ class Coordinator:
 
     def masked(self, client: int, answer: bytes) -> str:
         """Accept a client's masked vector; return why it is refused, or an empty string. Late ones change nothing."""
-        if client not in self.members or client in self.vectors:
+        if client not in self.members or client not in self._ready or client in self.vectors:
             return f"client {client} was not asked for a vector in this attempt, or has sent it"
         try:
             vector, signature = read_masked(answer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from fedveil.accounting.attack_power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.learnability import expected_share, gathered_ratio
-from fedveil.accounting.types import Event, Guarantee, Unbounded, Unit, View
+from fedveil.accounting.types import Event, Gaussian, Guarantee, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import method_of, population_of, setting_of
 from fedveil.experiment.public_values import beside_the_releases, public_values
@@ -20,7 +20,7 @@ from fedveil.methods.run_cost import charged_bound, check_groups, check_weights,
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability, own_level
 from fedveil.statement.caveats import check_evaluation, seen_count_epsilon
-from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
+from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, NoiseShares, PlannedRelease, Statement, ViewNumbers
 from fedveil.training.local import remembers
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def certify(
         scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
     assumed += public
+    shares = _shares(method, s, released[s.scope.view], proven.epsilon)
     return Statement(
         method=method.name,
         variant=variant,
@@ -128,9 +129,29 @@ def certify(
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, proven, batch_norm=batch_norm),
         warnings=(*caveats.warnings(method, s, proven, seeded_noise=seeded_noise, batch_norm=batch_norm), *extra_disclosures),
-        notes=caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless),
+        notes=(*caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless), *caveats.shares_notes(shares)),
         learnability=_learnability(method, s, proven.epsilon),
+        shares=shares,
         groups=_groups(method, s),
+    )
+
+
+def _shares(method: Method, s: Setting, events: list[Event], proven: float) -> NoiseShares | None:
+    """Return how the noise is added in shares, and epsilon for more colluders, at the size of a set at which they gain most."""
+    if s.noise_place == "sum":
+        return None
+
+    def bound(bad: int) -> float:
+        sizes = range(s.least_set, s.cohort + 1)
+        lost = max((k - s.known_shares) / max(k - bad, 1) for k in sizes)  # of a set of k: an honest client knows no other's
+        costs = [replace(event, mu=event.mu * math.sqrt(lost)) for event in events if isinstance(event, Gaussian)]
+        if len(costs) < len(events) or math.isinf(proven):
+            return math.inf
+        return charged_bound(costs, s.delta, run_variation(method, s), s.scope.adjacency)[0]
+
+    known = s.known_shares
+    return NoiseShares(
+        s.secure_aggregation, known, s.least_set, s.spares, max(bound(2 * known), proven), max(bound(s.cohort - 1), proven)
     )
 
 

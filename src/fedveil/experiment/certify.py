@@ -280,15 +280,17 @@ def _ways(s: Setting, example_clip: float) -> Iterator[Setting]:
     cohorts = sorted({min(s.clients, max(1, round(s.cohort * factor))) for factor in _COHORTS} | {s.clients})
     for t, n in product(rounds, cohorts):
         scope = replace(s.scope, unit=Unit.CLIENT)
-        sampling: Literal["poisson", "fixed"] = "poisson" if n < s.clients and scope.view is not View.SERVER else "fixed"
+        secret = n < s.clients and scope.view is not View.SERVER and s.noise_place == "sum"
+        sampling: Literal["poisson", "fixed"] = "poisson" if secret else "fixed"
         yield replace(s, rounds=t, cohort=n, sampling=sampling, scope=scope, example_clip=None)
         if s.task.by_example:
             scope = replace(s.scope, unit=Unit.RECORD)
-            yield replace(s, rounds=t, cohort=n, sampling="fixed", scope=scope, example_clip=example_clip)
+            yield replace(s, rounds=t, cohort=n, sampling="fixed", scope=scope, example_clip=example_clip, noise_place="sum")
 
 
 def _row(method: Method, s: Setting) -> PlannedRow:
     try:
+        check_shares(method, s if s.noise_place == "shares" else replace(s, spare_attempts=None, secure_aggregation="none"))
         calibrated = method.calibrate(s)
         level, steps = own_level(method, calibrated)
     except ConfigError as problem:

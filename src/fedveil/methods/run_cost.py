@@ -245,7 +245,7 @@ def run_variation(method: Method, s: Setting) -> float:
     For a search it covers all runs and their scores, by the expected number of runs.
     """
     clients = s.cohort if s.sampling == "fixed" else s.clients
-    draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
+    draws = clients * (s.rounds + s.spares) * (1 if s.example_clip is None else s.steps)
     extras = sum(math.prod(shape) for shape in extras_of(method, s).values())
     one = draws * total_variation(s.layout.dimension + extras)
     if s.sampling == "poisson":  # a word for each client

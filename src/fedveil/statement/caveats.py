@@ -388,7 +388,8 @@ def _shared_noise(s: Setting) -> list[Assumption]:
     found = [
         Assumption(f"at most {c} of the keys on the roster belong to the server or to clients that work with it", why),
         Assumption(
-            "X25519, HKDF-SHA256, AES-256 in counter mode and Ed25519 are secure: the promise against the server is computational",
+            "X25519, HKDF-SHA256, AES-256 in counter mode and Ed25519 are secure: against the server, the promise is "
+            "computational",
             "who breaks them, now or from recorded messages later, sees single vectors, each with a share of the noise",
         ),
     ]
@@ -396,7 +397,7 @@ def _shared_noise(s: Setting) -> list[Assumption]:
         found.append(
             Assumption(
                 "nobody looks into the process that plays server and clients",
-                "the masks of a simulation hide nothing from the machine that draws them: only a deployment holds against a server",
+                "a simulation hides nothing from the machine that draws its masks: against a server, only a deployment holds",
             )
         )
     return found

@@ -30,6 +30,7 @@ ROOMS = (
     "tasks",
     "training",
     "mechanism",
+    "secure_aggregation",
     "gradients",
     "release",
     "models",

@@ -22,6 +22,7 @@ from fedveil.experiment.single_examples import packs
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
+from fedveil.federation.shared_sums import SimulatedMasks
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.mechanisms import STATE_FILE, NoiseMemory
 from fedveil.methods.method import extras_of, is_user_defined, participation_of
@@ -211,6 +212,9 @@ def federation(
         tests=prepared.client_tests,
         isolation=isolation_here(experiment.isolation, experiment.engine.name) if user_defined else "none",
     )
+    masks = None
+    if setting.secure_aggregation == "simulate":
+        masks = SimulatedMasks.of(context, setting, run, repr(experiment.written))
     return Federation(
         setting,
         method,
@@ -222,6 +226,7 @@ def federation(
         experiment.evaluate_every,
         prepared.public,
         participation_of(method, setting),
+        masks=masks,
     )
 
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from fedveil.accounting.attack_power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.learnability import expected_share, gathered_ratio
-from fedveil.accounting.types import Event, Guarantee, Unbounded, Unit, View
+from fedveil.accounting.types import Event, Gaussian, Guarantee, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import method_of, population_of, setting_of
 from fedveil.experiment.public_values import beside_the_releases, public_values
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.one_price import check_noise_cohort, check_selection
+from fedveil.methods.one_price import check_noise_cohort, check_selection, check_shares
 from fedveil.methods.run_cost import charged_bound, check_groups, check_weights, run_releases, run_variation
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability, own_level
 from fedveil.statement.caveats import check_evaluation, seen_count_epsilon
-from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
+from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, NoiseShares, PlannedRelease, Statement, ViewNumbers
 from fedveil.training.local import remembers
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def certify(
     """
     check_selection(method, setting)
     check_noise_cohort(method, setting)
+    check_shares(method, setting)
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
     check_weights(method, s)
     check_groups(method, s)
@@ -109,6 +110,7 @@ def certify(
         scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
     assumed += public
+    shares = _shares(method, s, released[s.scope.view], proven.epsilon)
     return Statement(
         method=method.name,
         variant=variant,
@@ -127,9 +129,29 @@ def certify(
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, proven, batch_norm=batch_norm),
         warnings=(*caveats.warnings(method, s, proven, seeded_noise=seeded_noise, batch_norm=batch_norm), *extra_disclosures),
-        notes=caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless),
+        notes=(*caveats.notes(method, s, proven, released[s.scope.view], memoryless=memoryless), *caveats.shares_notes(shares)),
         learnability=_learnability(method, s, proven.epsilon),
+        shares=shares,
         groups=_groups(method, s),
+    )
+
+
+def _shares(method: Method, s: Setting, events: list[Event], proven: float) -> NoiseShares | None:
+    """Return how the noise is added in shares, and epsilon for more colluders, at the size of a set at which they gain most."""
+    if s.noise_place == "sum":
+        return None
+
+    def bound(bad: int) -> float:
+        sizes = range(s.least_set, s.cohort + 1)
+        lost = max((k - s.known_shares) / max(k - bad, 1) for k in sizes)  # of a set of k: an honest client knows no other's
+        costs = [replace(event, mu=event.mu * math.sqrt(lost)) for event in events if isinstance(event, Gaussian)]
+        if len(costs) < len(events) or math.isinf(proven):
+            return math.inf
+        return charged_bound(costs, s.delta, run_variation(method, s), s.scope.adjacency)[0]
+
+    known = s.known_shares
+    return NoiseShares(
+        s.secure_aggregation, known, s.least_set, s.spares, max(bound(2 * known), proven), max(bound(s.cohort - 1), proven)
     )
 
 
@@ -258,15 +280,17 @@ def _ways(s: Setting, example_clip: float) -> Iterator[Setting]:
     cohorts = sorted({min(s.clients, max(1, round(s.cohort * factor))) for factor in _COHORTS} | {s.clients})
     for t, n in product(rounds, cohorts):
         scope = replace(s.scope, unit=Unit.CLIENT)
-        sampling: Literal["poisson", "fixed"] = "poisson" if n < s.clients and scope.view is not View.SERVER else "fixed"
+        secret = n < s.clients and scope.view is not View.SERVER and s.noise_place == "sum"
+        sampling: Literal["poisson", "fixed"] = "poisson" if secret else "fixed"
         yield replace(s, rounds=t, cohort=n, sampling=sampling, scope=scope, example_clip=None)
         if s.task.by_example:
             scope = replace(s.scope, unit=Unit.RECORD)
-            yield replace(s, rounds=t, cohort=n, sampling="fixed", scope=scope, example_clip=example_clip)
+            yield replace(s, rounds=t, cohort=n, sampling="fixed", scope=scope, example_clip=example_clip, noise_place="sum")
 
 
 def _row(method: Method, s: Setting) -> PlannedRow:
     try:
+        check_shares(method, s if s.noise_place == "shares" else replace(s, spare_attempts=None, secure_aggregation="none"))
         calibrated = method.calibrate(s)
         level, steps = own_level(method, calibrated)
     except ConfigError as problem:

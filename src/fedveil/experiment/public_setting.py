@@ -25,6 +25,7 @@ from fedveil.experiment.plugins import feature_map, load_plugins
 from fedveil.experiment.sections import DataSection, PluginMethod, PluginTask, given_keys
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
+from fedveil.methods.one_price import check_shares
 from fedveil.methods.setting import Setting
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
@@ -207,6 +208,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         )
     private = p.epsilon is not None or p.noise_multiplier is not None or p.noise_cohort is not None
     amplifies = private and p.view is not View.SERVER and t.local == "sgd" and p.min_survivors is None
+    amplifies = amplifies and p.noise_place == "sum"
     sampling = t.sampling or ("poisson" if amplifies and cohort < clients else "fixed")
     return Setting(
         clients=clients,
@@ -224,6 +226,9 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         example_clip=t.example_clip if t.local == "dp-sgd" else None,
         min_survivors=p.min_survivors,
         colluders=p.colluders,
+        noise_place=p.noise_place,
+        spare_attempts=p.spare_attempts,
+        secure_aggregation=config.run.secure_aggregation,
         max_participations=p.max_participations,
         server=t.server_optimizer.spec(),
         task=task,
@@ -265,6 +270,14 @@ def configured_setting(config: Config, population: Population | None = None) -> 
     """
     check_engine(config.run.engine, config.training.client_timeout)
     method, s = method_of(config), setting_of(config, population)
+    if s.secure_aggregation == "simulate" and config.run.engine not in ("auto", "inline"):
+        raise ConfigError(
+            f"run.secure_aggregation = 'simulate' with run.engine = {config.run.engine!r}: clients are masked one after "
+            f"the other in this process: set run.engine to 'inline'",
+            key="run.engine",
+            value=config.run.engine,
+        )
+    check_shares(method, s)
     if s.max_participations is not None and s.scope.view is not View.SERVER:
         raise ConfigError(
             f"privacy.max_participations = {s.max_participations} counts the uploads of single clients, so it needs "

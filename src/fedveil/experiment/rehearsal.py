@@ -151,7 +151,8 @@ def _made_up(experiment: Experiment, prepared: Prepared, network: tuple[FlatMode
     setting, (x, y) = experiment.setting, public_examples(prepared)
     spec = setting.local
     batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
-    sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1][: setting.clients]
+    least = setting.least_set if setting.noise_place == "shares" else setting.min_survivors or 0
+    sizes = [batch, batch + 1, *[batch] * max(0, least - 2), 1][: setting.clients]
     sizes = sizes if sizes[1:] else [batch + 1]
     tests = None if prepared.client_tests is None else _clients(x, y, [len(y)] * len(sizes))
     public = None if prepared.public is None else (prepared.public[0][:_BATCH], prepared.public[1][:_BATCH])

@@ -101,6 +101,8 @@ def resolve_here(config: Config, population: Population, resumed: Path | None = 
     begun_on = None if begun is None else begun.run.engine
     if config.run.engine == "auto" and begun_on == "stacked":
         config = with_run(config, engine="stacked")
+    if config.run.engine == "auto" and config.run.secure_aggregation == "simulate":
+        config = with_run(config, engine="inline")
     together = begun_on in (None, *TOGETHER)
     if config.run.engine == "auto" and together and device_for("auto", config.training.client_timeout) == GPU:
         config = with_run(config, engine="cuda")  # the statement names the assumptions of this engine

@@ -133,6 +133,13 @@ def run(
         BudgetExhausted: the plan exceeds the remaining privacy.budget; nothing was trained.
     """
     refuse_secret_search(config)
+    if config.run.secure_aggregation == "on":
+        raise ConfigError(
+            "run.secure_aggregation = 'on' needs clients on machines of their own: start it with fedveil net, or set it to "
+            "'simulate', which masks all clients in this process",
+            key="run.secure_aggregation",
+            value="on",
+        )
     handed_over = HandedOver(data, partition)
     device_for(config.run.engine, config.training.client_timeout)
     if resume:

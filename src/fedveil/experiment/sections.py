@@ -20,7 +20,7 @@ from fedveil.errors import ConfigError, nearest
 from fedveil.mechanism.grid import MAX_BITS
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
-from fedveil.methods.setting import FinalModel, NoiseCohort
+from fedveil.methods.setting import FinalModel, NoiseCohort, NoisePlace, SecureAggregation
 from fedveil.release.release_layout import EvaluationCounts
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
@@ -250,6 +250,8 @@ class Privacy(Section):
     selection: this run was chosen among several; the guarantee is then that of the whole search.
     grid_bits: grid steps in one noise std, as a power of two; by default the method's own. It costs no privacy.
     evaluation: clients report with noise how well the global model does on examples reserved from training.
+    noise_place: the noise of a sum is added once to the `sum`, or by each client in `shares`, as under secure aggregation.
+    spare_attempts: releases beyond the rounds that are paid for, since an attempt at a sum may fail; only with shares.
     noise_cohort: instead of both, the noise of a larger federation: a simulation, whose statement has the true epsilon.
     """
 
@@ -262,6 +264,8 @@ class Privacy(Section):
     allow_vacuous_delta: bool = False
     min_survivors: int | None = Field(None, ge=1)
     colluders: int = Field(0, ge=0)
+    noise_place: NoisePlace = "sum"
+    spare_attempts: int | None = Field(None, ge=0)
     max_participations: int | None = Field(None, ge=1)
     budget: str | None = Field(None, min_length=1)
     selection: SelectionSection | None = None
@@ -286,6 +290,7 @@ class RunSection(Section):
     isolation: where user-defined code sees a client's data: in a process forked for the client (`process`, the default if one can
     be forked), with another process for each DP-SGD pass over single examples (`pass`), or on a fresh copy of model, task and
     method in this process (`copy`).
+    secure_aggregation: pairwise masks, so that the server learns nothing but the sum: `on` in a deployment, `simulate` here.
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
@@ -296,6 +301,7 @@ class RunSection(Section):
     final_model: FinalModel = "last"
     deterministic: Annotated[bool, FREE] = False
     isolation: Annotated[Literal["process", "pass", "copy"] | None, FREE] = None
+    secure_aggregation: SecureAggregation = "none"
     name: Annotated[str, FREE] = ""
     plugins: Annotated[tuple[str, ...], FREE] = ()
     track: Annotated[tuple[str, ...], FREE] = ()

@@ -20,7 +20,8 @@ from fedveil.federation.history import ALL_FAILED, Record, all_failed, declared
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server import Figures, VisibleRound, server_step
-from fedveil.mechanism.plan import Plan, Raw, Released, Upload
+from fedveil.federation.shared_sums import SetPlans
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload, in_shares
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
@@ -93,7 +94,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     """Run one round (clients, door, server, evaluation) and append its record to the history."""
     begin = time.perf_counter()
     tasks, released, plan = begin_round(federation, progress, sample(federation, progress))
-    outcomes = collect_outcomes(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    outcomes = engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks)
+    outcomes = collect_outcomes(outcomes) if federation.masks is None else list(outcomes)
     record = finish_round(federation, progress, outcomes, plan, released)
     progress.round += 1
     record.private["seconds"] = time.perf_counter() - begin
@@ -114,7 +116,7 @@ def begin_round(
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
-    return _tasks(federation, progress, released, chosen, plan), released, plan
+    return _tasks(federation, progress, released, chosen, shared(federation, plan, len(chosen))), released, plan
 
 
 def finish_round(
@@ -171,6 +173,12 @@ def _recorded(
     clients = server.client_figures(federation, progress, [*weights], columns, measured)
     private = server.private_figures(seen, outcomes, figures, clients | policies)
     return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
+
+
+def shared(federation: Federation, plan: Plan | Raw | None, clients: int) -> Plan | Raw | None:
+    """Return the plan that each of so many clients of a round executes: with its share of the noise, if it is in shares."""
+    s = federation.setting
+    return in_shares(plan, clients - s.known_shares) if s.noise_place == "shares" and isinstance(plan, Plan) else plan
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -289,10 +297,14 @@ def _uploads(
         progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
         return uploads, None
     sealed = [c for c in releases if isinstance(c, Contribution)]
-    denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
+    uniform = weighting_of(federation.method) == "uniform" and s.noise_place == "sum"
+    denominator = float(s.cohort) if uniform else sum(c.weight for c in sealed)
     if not denominator:
         return [], None
-    upload = context.door.release_sum(sealed, plan, progress.round, denominator)
+    if federation.masks is not None and isinstance(plan, Plan):
+        told, plans = progress.model.numpy().tobytes(), SetPlans(plan, context.door.parts, federation.masks.terms)
+        sealed = federation.masks.summed(progress.round, told, sealed, plans)
+    upload = context.door.release_sum(sealed, shared(federation, plan, len(sealed)), progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
     return [upload], None
 

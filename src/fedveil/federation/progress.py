@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from fedveil.federation.shared_sums import SimulatedMasks
 from fedveil.methods.run_cost import is_sum_equivalent
 from fedveil.training.local import State
 from fedveil.training.optimizer import OptimizerSpec
@@ -59,6 +60,7 @@ class Federation:
         client_tests: each client's test examples, or None. evaluate_every: rounds between evaluations.
         personal_on_test_set: whether personal models are also scored on all of `test`.
         public: examples and labels that belong to no client, for policies that use the loss on them or train on them.
+        masks: secure aggregation in this process, or None.
         participation: rule that correlated noise assumes and the sampler enforces.
     """
 
@@ -73,6 +75,7 @@ class Federation:
     public: tuple[Tensor, Tensor] | None = None
     participation: Participation | None = None
     personal_on_test_set: bool = False
+    masks: SimulatedMasks | None = None
 
     @cached_property
     def is_sum_equivalent(self) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
@@ -144,6 +144,28 @@ class UnprovenPlan(Plan):
     """Plan of a release without a provable cost, for the given `reason`, although it may be clipped and noised."""
 
     reason: str = field(kw_only=True)
+
+
+def in_shares(plan: Plan, honest: int) -> Plan:
+    """Return the plan of each client if the noise of a sum is added in shares, such that `honest` of them amount to it.
+
+    Args:
+        plan: with noise on the sum.
+
+    Raises:
+        ConfigError: its noise cannot be divided.
+    """
+    if type(plan) is not Plan or plan.place != "sum" or plan.mechanism.stateful or plan.clamp is not None:
+        raise ConfigError(
+            "privacy.noise_place = 'shares' divides independent noise on the sum, without a clamp, and a plan of this method has "
+            "another kind: set it to 'sum'"
+        )
+    if honest < 1:
+        raise ConfigError(f"{honest} honest clients add no noise to a sum: take more clients per round")
+    factor = (1 + 2.0**-50) / math.sqrt(honest)  # rounded up, so that the shares never cost more than the sum
+    std = plan.noise_std * factor if isinstance(plan.noise_std, float) else plan.noise_std.double() * factor
+    extras = {name: Extra(extra.clip, extra.noise_std * factor) for name, extra in plan.extras.items()}
+    return replace(plan, noise_std=std, place="upload", extras=extras)
 
 
 def lets_statistics_out(plan: Plan, reason: str) -> bool:

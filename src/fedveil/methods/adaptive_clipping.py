@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -58,6 +58,7 @@ class AdaptiveClipping(MethodConfig):
 class QuantileClip(Policy):
     """Policy C <- C exp(-eta_C (b - gamma)), for the released share b of updates within the clip."""
 
+    even: ClassVar[bool] = True
     method: AdaptiveClipping
 
     def start(self, s: Setting) -> State:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, final
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, final
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.mechanism.mechanisms import Participation
@@ -61,8 +61,11 @@ class Policy(ABC):
 
     In the server view each client has a separate state, in the other views all share one. A policy receives only earlier releases
     and public values, so it cannot read private data. With an attribute `public_steps`, the server trains on the public split
-    before each round (`Released.public_update`).
+    before each round (`Released.public_update`). `even` promises that all plans cost the same, which noise in shares needs, whose
+    attempts at a sum may fail and be repeated; the budget refuses a plan that costs more.
     """
+
+    even: ClassVar[bool] = False
 
     def start(self, s: Setting) -> State:
         """Return the state before the first release."""

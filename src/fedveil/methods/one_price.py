@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
-from fedveil.mechanism.plan import Plan
+from fedveil.mechanism.plan import Plan, UnprovenPlan
 from fedveil.methods.base import MethodConfig
-from fedveil.methods.method import Fixed, Method, Scheduled
+from fedveil.methods.method import Fixed, Method, Policy, Scheduled, weighting_of
 from fedveil.methods.setting import Setting
 
 
@@ -71,3 +71,109 @@ def check_noise_cohort(method: Method, s: Setting) -> None:
             "'client', privacy.view = 'aggregate' and method.name = 'dp-fedavg', 'dp-fedsam' or 'time-adaptive', or leave "
             "privacy.noise_cohort out"
         )
+
+
+def check_shares(method: Method, s: Setting) -> None:
+    """Refuse noise in shares unless a round is a sum of a known set of clients, and all rounds cost the same.
+
+    Raises:
+        ConfigError: with the reason and what to change.
+    """
+    if s.noise_place == "sum":
+        for key, value in (("run.secure_aggregation", s.secure_aggregation), ("privacy.spare_attempts", s.spare_attempts)):
+            if value not in ("none", None):
+                raise ConfigError(
+                    f"{key} = {value!r} with privacy.noise_place = 'sum': it is about noise that clients add in shares; set "
+                    f"privacy.noise_place = 'shares', or leave it out",
+                    key=key,
+                    value=value,
+                )
+        return
+    known, n, uneven = s.known_shares, s.cohort, _uneven(method, s)
+    refusals: tuple[tuple[bool, str, object, str, str], ...] = (
+        (
+            s.example_clip is not None,
+            "training.local",
+            "dp-sgd",
+            "DP-SGD adds its noise inside each client, and holds against the server without shares",
+            "leave privacy.noise_place out",
+        ),
+        (
+            s.scope.view is not View.AGGREGATE,
+            "privacy.view",
+            str(s.scope.view),
+            "shares of noise protect the sum of a round",
+            "set privacy.view = 'aggregate'",
+        ),
+        (
+            s.sampling == "poisson",
+            "training.sampling",
+            "poisson",
+            "the clients of a set see who else is in it, so that chance earns nothing",
+            "set training.sampling = 'fixed'",
+        ),
+        (
+            s.max_participations is not None,
+            "privacy.max_participations",
+            s.max_participations,
+            "every sum is charged to all clients",
+            "leave it out",
+        ),
+        (
+            s.noise_cohort is not None,
+            "privacy.noise_cohort",
+            s.noise_cohort,
+            "clients add the noise of the set that they are in, not that of a larger federation",
+            "leave it out",
+        ),
+        (
+            s.selection is not None,
+            "privacy.selection",
+            s.selection,
+            "runs that lose stay secret there, and members of a set see every sum",
+            "leave it out",
+        ),
+        (
+            bool(method.client_epsilons(s)),
+            "method.name",
+            method.name,
+            "clients with budgets of their own need noise of their own, and a sum has one",
+            "give all clients one budget",
+        ),
+        (
+            weighting_of(method) != "uniform",
+            "method.weighting",
+            weighting_of(method),
+            "weights by examples tell the sizes of the clients, and need the sum of all weights",
+            "set it to 'uniform'",
+        ),
+        (bool(uneven), "method.name", method.name, uneven, "take dp-fedavg or adaptive-clipping"),
+        (
+            not known + 2 <= s.least_set <= n,
+            "privacy.min_survivors" if s.min_survivors is not None else "training.clients_per_round",
+            s.min_survivors if s.min_survivors is not None else n,
+            f"a set holds at least two honest clients beside the {known} whose noise counts as known (privacy.colluders), "
+            f"and at most the {n} of a round",
+            f"give a number between {known + 2} and {n}" if n >= known + 2 else "take more clients per round",
+        ),
+    )
+    for wrong, key, value, because, instead in refusals:
+        if wrong:
+            raise ConfigError(
+                f"{key} = {value!r} with privacy.noise_place = 'shares': {because}; {instead}", key=key, value=value
+            )
+
+
+def _uneven(method: Method, s: Setting) -> str:
+    """Return why the noise of a method cannot be added in shares, or an empty string."""
+    release = method.release(replace(s, noise_multiplier=s.noise_multiplier or 1.0))
+    plan = release.always if isinstance(release, Fixed) else None
+    if (plan is None and not (isinstance(release, Policy) and release.even)) or isinstance(plan, UnprovenPlan):
+        return "attempts are repeated, so that each round must have a proven cost, the same in all, which this method has not"
+    if plan is not None and plan.mechanism.stateful:
+        return "its noise is correlated over the rounds, which takes the same set of clients in all of them"
+    if plan is not None and plan.place != "sum":
+        return "it adds noise to each upload, and not to the sum"
+    if plan is not None and plan.clamp is not None:
+        return "it clamps what is noisy, and a clamp of shares is none of the sum"
+    return ""

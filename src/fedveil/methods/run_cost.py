@@ -16,7 +16,7 @@ from fedveil.accounting.selection import needed_noise_multiplier
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, Unit, View, small
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import event_of, plan_mu, promises
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, digest, reason_of
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, Released, Upload, digest, in_shares, reason_of
 from fedveil.methods.method import Method, Policy, Schedule, SumServer, Unproven, extras_of, weighting_of
 from fedveil.methods.projected import last_model_mu
 from fedveil.methods.setting import BudgetGroup, NoiseCohort, Setting
@@ -134,6 +134,11 @@ def _hashes(schedule: Schedule, s: Setting) -> list[bytes]:
     return hashes
 
 
+def executed(plan: Plan, s: Setting) -> Plan:
+    """Return the plan that clients execute if all of a round's clients answer: with shares of the noise, if it is in shares."""
+    return in_shares(plan, s.unknown_noises_in(View.AGGREGATE)) if s.noise_place == "shares" else plan
+
+
 def sum_noise(s: Setting) -> bool:
     """Return whether the noise is added once to the sum of a round (secure aggregation or a trusted server)."""
     return s.scope.view is not View.SERVER
@@ -153,6 +158,7 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     """
     if s.noise_multiplier == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
+    plan = executed(plan, s)
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
     shares = s.unknown_noises_in(View.AGGREGATE) if _holds_shares(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
@@ -185,7 +191,7 @@ def events_in_view(method: Method, s: Setting, view: View) -> list[Event]:
         return method.releases(s, view)
     if view_of_run is View.SERVER:
         return method.releases(s, view if is_sum_equivalent(method, s) else view_of_run)
-    if is_common(method, s):
+    if is_common(method, s) or s.noise_place == "shares":
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
@@ -239,7 +245,7 @@ def run_variation(method: Method, s: Setting) -> float:
     For a search it covers all runs and their scores, by the expected number of runs.
     """
     clients = s.cohort if s.sampling == "fixed" else s.clients
-    draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
+    draws = clients * (s.rounds + s.spares) * (1 if s.example_clip is None else s.steps)
     extras = sum(math.prod(shape) for shape in extras_of(method, s).values())
     one = draws * total_variation(s.layout.dimension + extras)
     if s.sampling == "poisson":  # a word for each client
@@ -444,7 +450,7 @@ def _priced(plans: Sequence[Plan | Raw], s: Setting, view: View) -> list[Event]:
     for t, plan in enumerate(plans):
         if isinstance(plan, Raw):
             return [Unbounded(plan.reason)]
-        plan = plan if s.evaluation is None else s.evaluation.added_to(plan, s.layout)
+        plan = executed(plan if s.evaluation is None else s.evaluation.added_to(plan, s.layout), s)
         shares = s.unknown_noises_in(View.AGGREGATE) if _holds_shares(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)

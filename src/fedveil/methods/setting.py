@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,6 +18,8 @@ from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import Layout
 
 FinalModel = Literal["last", "tail", "ema"]
+NoisePlace = Literal["sum", "shares"]
+SecureAggregation = Literal["none", "simulate", "on"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Setting:
         example_clip: per-example L2 clip if local training is DP-SGD (record level), else None.
         min_survivors: guaranteed number of noisy uploads in the sum of a round. colluders: number of them that belong to the
             adversary; see `unknown_noises_in` for the noise that any client knows.
+        noise_place: whether the noise of a sum is added once, or in shares by the clients of the round (`in_shares`).
+        spare_attempts: as configured, or None; see `spares`.
+        secure_aggregation: whether pairwise masks hide the clients' vectors, here or in a deployment.
         max_participations: rounds in which one client may take part, or None for all T.
         server: optimiser of the server for the aggregated step; SGD at rate 1 applies it unchanged.
         groups: clients by cap, if the method gives them individual caps; `epsilon` and `noise_multiplier` are then those of the
@@ -79,6 +85,9 @@ class Setting:
     example_clip: float | None = None
     min_survivors: int | None = None
     colluders: int = 0
+    noise_place: NoisePlace = "sum"
+    spare_attempts: int | None = None
+    secure_aggregation: SecureAggregation = "none"
     max_participations: int | None = None
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
     groups: tuple[BudgetGroup, ...] = ()
@@ -106,13 +115,36 @@ class Setting:
 
     @property
     def participations(self) -> int:
-        """Return the largest number of rounds of one client."""
-        return min(self.rounds, self.max_participations or self.rounds)
+        """Return the largest number of rounds of one client, and the spare attempts."""
+        return min(self.rounds, self.max_participations or self.rounds) + self.spares
+
+    @property
+    def spares(self) -> int:
+        """Return the number of releases beyond the rounds that are priced, since attempts may fail; by default T / 20."""
+        if self.noise_place == "sum":
+            return 0
+        return self.spare_attempts if self.spare_attempts is not None else max(2, math.ceil(self.rounds / 20))
+
+    @property
+    def known_shares(self) -> int:
+        """Return c, the number of noise shares of a sum that an adversary who sees the sums knows: at least its own."""
+        return max(self.colluders, 1)
+
+    @property
+    def least_set(self) -> int:
+        """Return m, the smallest set whose sum is opened under secure aggregation: by default half of a round's clients."""
+        return self.min_survivors or max(self.known_shares + 2, math.ceil(self.cohort / 2))
 
     @property
     def update_noise(self) -> float:
         """Return the factor on z in the noise of updates: above 1 if evaluation counts take a share of each release."""
         return 1.0 if self.evaluation is None else (1 - self.evaluation.share) ** -0.5
+
+    @property
+    def sum_noise(self) -> float:
+        """Return the factor on z in the noise of a sum: `update_noise`, and the shares that count as known."""
+        n = self.cohort
+        return self.update_noise * (1.0 if self.noise_place == "sum" else math.sqrt(n / max(n - self.known_shares, 1)))
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
@@ -160,8 +192,9 @@ class Setting:
                 "noise added in shares by each client needs a guaranteed number of survivors under Poisson sampling: "
                 "set privacy.min_survivors, or training.sampling = 'fixed'"
             )
-        survivors = self.min_survivors if self.min_survivors is not None else self.cohort
-        known_noises = self.colluders if view is View.FINAL else max(self.colluders, 1)
+        fixed = self.min_survivors is None or self.noise_place == "shares"  # shares are made for the set as it is
+        survivors = self.cohort if fixed else self.min_survivors or 0
+        known_noises = self.colluders if view is View.FINAL else self.known_shares
         if survivors > known_noises:
             return survivors - known_noises
         if self.scope.view is View.SERVER:  # each upload is protected by its own noise alone

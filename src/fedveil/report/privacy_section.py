@@ -195,6 +195,12 @@ SEES = {
 _UNBOUNDED = "no bound"
 
 
+def _sees(s: Statement, view: View) -> str:
+    """Describe what the adversary of a view sees; with masks, the server sees single uploads only with all others' help."""
+    masked = s.shares is not None and s.shares.masks != "none" and view is View.SERVER
+    return "is the server with all other clients on its side" if masked else SEES[view]
+
+
 def privacy_values(runs: Sequence[RunData]) -> Values:
     """Claimed, proven and audited with their scopes, the table of views, and what the statement says in words.
 
@@ -230,7 +236,7 @@ _NO_STATEMENT = [("The run directory holds no privacy statement.", False)]
 
 def _promise(s: Statement) -> list[tuple[str, bool]]:
     """Return the guarantee in one sentence, as pieces of text and whether they are bold."""
-    who = SEES[s.own.view]
+    who = _sees(s, s.own.view)
     if math.isinf(s.proven.epsilon):
         return [(f"Against an attacker who {who}, ", False), ("nothing is proven", True), (f": {s.proven.reason}.", False)]
     what = "a given client's contribution" if s.scope.unit is Unit.CLIENT else "the use of a given record"
@@ -264,12 +270,12 @@ def _best_attack(s: Statement) -> Values | None:
     if math.isinf(s.proven.epsilon):
         return None
     whom = "a given client" if s.scope.unit is Unit.CLIENT else "a given record"
-    lines = (f"Detects {whom} at most so often, at 5 % false alarms.", "Guessing: 5 %.", f"The attacker {SEES[s.own.view]}.")
+    lines = (f"Detects {whom} at most so often, at 5 % false alarms.", "Guessing: 5 %.", f"The attacker {_sees(s, s.own.view)}.")
     return card_of("Best possible attack", percent_at_most(s.own.tpr), s.own.tpr, *lines)
 
 
 def _not_protected(s: Statement) -> Values | None:
-    unproven = [SEES[view.view] for view in s.views if math.isinf(view.proven.epsilon) and view is not s.own]
+    unproven = [_sees(s, view.view) for view in s.views if math.isinf(view.proven.epsilon) and view is not s.own]
     names = [text.partition(":")[0] for text in s.not_protected]
     if not names:
         return None
@@ -301,7 +307,7 @@ def capital(text: str) -> str:
 def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
     """Return the table of views, with what each of them sees."""
     table = numbers_table(s, among, _UNBOUNDED)
-    rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
+    rows = ((first, TextCell(_sees(s, v.view)), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
     first, *others = table.headings
     return replace(table, headings=(first, "who", *others), rows=tuple(rows))
 

@@ -89,13 +89,14 @@ def _batch(s: Setting) -> float:
 
 
 def _level(s: Setting, clip: float, view: View, z: float) -> Level:
-    norm = noise_norm(z * s.update_noise * clip / _batch(s), s.layout.dimension, s.cohort, on_sum=_on_sum(s, view))
+    norm = noise_norm(z * s.sum_noise * clip / _batch(s), s.layout.dimension, s.cohort, on_sum=_on_sum(s, view))
     return Level(view, z, norm, norm / clip)
 
 
 def _other(method: Method, s: Setting, clip: float, view: View, epsilon: float) -> Level:
     """Return the level of another view, for a run that promises the same epsilon in that view."""
-    moved = replace(s, scope=replace(s.scope, view=view), epsilon=epsilon)
+    place = "sum" if view is View.SERVER else s.noise_place
+    moved = replace(s, scope=replace(s.scope, view=view), epsilon=epsilon, noise_place=place)
 
     def events(z: float) -> list[Event]:
         return events_in_view(method, replace(moved, noise_multiplier=z), view)
@@ -127,7 +128,7 @@ def _quick(events: list[Event]) -> AccountantName:
 
 def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
     """Return whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
-    z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s) / s.update_noise
+    z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s) / s.sum_noise
     try:
         events = events_in_view(method, replace(s, noise_multiplier=z), s.scope.view)
         return bound(events, s.delta, accountant=_quick(events), adjacency=_pair(s))[0] <= epsilon
@@ -177,7 +178,7 @@ def _rounds(method: Method, s: Setting, epsilon: float) -> Advice:
 
 def _dimension(s: Setting, ratio: float) -> Advice:
     d = s.layout.dimension
-    z = (s.noise_multiplier or 0.0) * s.update_noise / _batch(s)
+    z = (s.noise_multiplier or 0.0) * s.sum_noise / _batch(s)
     most = dimension_for(TARGET_RATIO, z, s.cohort, on_sum=_on_sum(s, s.scope.view))
     if most < 1:
         return Advice("dimension", d, None, s.clients, "not even a single coordinate would be enough by itself")

@@ -32,7 +32,7 @@ from fedveil.methods.method import participation_of, weighting_of
 from fedveil.methods.projected import assumptions_of
 from fedveil.methods.run_cost import charged_bound, events_in_view, run_variation, sampler_adds, sampler_line
 from fedveil.statement.scope_checks import is_vacuous, neighbouring_pair
-from fedveil.statement.statement import SIMULATION_ONLY, Assumption
+from fedveil.statement.statement import SIMULATION_ONLY, Assumption, NoiseShares
 from fedveil.tasks.classification import SCORE_EDGES, counts_scores
 
 if TYPE_CHECKING:
@@ -354,6 +354,8 @@ def _clipping(s: Setting) -> Assumption:
 
 
 def _summing(method: Method, s: Setting) -> list[Assumption]:
+    if s.noise_place == "shares":
+        return _shared_noise(s)
     if s.scope.view is not View.SERVER:
         return [
             Assumption(
@@ -371,6 +373,34 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
             "each upload brings a share of the noise; setting privacy.min_survivors skips rounds with fewer",
         )
     ]
+
+
+def _shared_noise(s: Setting) -> list[Assumption]:
+    """Return the assumptions about noise in shares, with or without masks."""
+    c = s.known_shares
+    why = "the shares of the others are as much noise as the promise needs; against more of them it is worth less, as a note says"
+    if s.secure_aggregation == "none":
+        hidden = Assumption(
+            "secure aggregation or a trusted server shows nothing of a round but the noisy sum",
+            "a single upload has a share of the noise only",
+        )
+        return [hidden, Assumption(f"at most {c} of the clients of a round work together", why)]
+    found = [
+        Assumption(f"at most {c} of the keys on the roster belong to the server or to clients that work with it", why),
+        Assumption(
+            "X25519, HKDF-SHA256, AES-256 in counter mode and Ed25519 are secure: against the server, the promise is "
+            "computational",
+            "who breaks them, now or from recorded messages later, sees single vectors, each with a share of the noise",
+        ),
+    ]
+    if s.secure_aggregation == "simulate":
+        found.append(
+            Assumption(
+                "nobody looks into the process that plays server and clients",
+                "a simulation hides nothing from the machine that draws its masks: against a server, only a deployment holds",
+            )
+        )
+    return found
 
 
 def _sampling(s: Setting, event: Event) -> Assumption:
@@ -408,6 +438,11 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
         lines.append(
             "the number of participants: the ledger and the folder private of a run write it down, so publish what "
             "`fedveil publish` copies, which leaves it out"
+        )
+    if s.secure_aggregation != "none":
+        lines.append(
+            "what single clients send: nobody can check the clip of a masked vector, and a client may move a sum by as much as "
+            "honest clients together could, or spoil it, without being named"
         )
     weights = ", and each client's own, by which it weighs" if weighting_of(method) == "examples" else ""
     lines.append(f"sizes: the number of clients and the nominal number of examples a client{weights}")
@@ -496,6 +531,19 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *,
             "replacing one record is one way of replacing the client's data",
         )
     return tuple(filter(None, found))
+
+
+def shares_notes(shares: NoiseShares | None) -> list[str]:
+    """Describe noise in shares, and what the promise is worth if more clients work together; empty if noise is added once."""
+    if shares is None or math.isinf(shares.others):
+        return []
+    c, told = shares.colluders, "work with the server" if shares.masks != "none" else "work together"
+    return [
+        f"each client adds a share of the noise, made for the set that it is in, of at least {shares.least} clients; an attempt "
+        f"at a sum that fails is a release, too, and {shares.spare} are priced beside the rounds",
+        f"epsilon holds if at most {c} of the clients {told}: if {2 * c} do, epsilon = {epsilon(shares.twice)}, and if all but "
+        f"one do, epsilon = {epsilon(shares.others)} for that one",
+    ]
 
 
 def _averaged(s: Setting) -> list[str]:

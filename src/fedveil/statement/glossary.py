@@ -11,8 +11,11 @@ TERMS = {
     "adjacency": "Which two data sets count as neighbours: those that a promise makes hard to tell apart. See zero-out, "
     "replace-one and add-remove.",
     "aggregate view": "The promise holds against anyone who sees the sum of each round, and so every global model, but no "
-    "single upload. Secure aggregation or a trusted server has to hide the uploads.",
+    "single upload. A trusted server has to hide the uploads; under secure aggregation the promise holds against the "
+    "server, too.",
     "attack": "An attempt to learn something about single people from what a run released. A failed attack proves nothing.",
+    "attempt": "A try to add up the masked vectors of a round. If a client vanishes, the next attempt has a smaller set. "
+    "Each costs a release; spare ones are priced.",
     "AUC": "From 0.5 (guessing) to 1: how often the model ranks a positive example above a negative one."
     " It is the area under the ROC curve.",
     "audited": "An epsilon that an attack reached, with its confidence. It is a lower bound: the true epsilon is at least as "
@@ -25,6 +28,7 @@ TERMS = {
     "clip": "The largest length that an update may have. Longer updates are scaled down to it, so that the noise can hide any "
     "of them.",
     "cohort": "The clients that take part in one round.",
+    "colluders": "Clients that work together, or with the server. The shares of noise that they know protect nobody.",
     "coordinates": "The numbers that are trained and released. More of them need more noise in total.",
     "delta": "The chance that the promise of epsilon does not hold. It should be well below 1 divided by the number of people.",
     "door": "The one place in fedveil through which data leave a client. It clips, adds noise, charges the ledger and releases.",
@@ -40,6 +44,8 @@ TERMS = {
     "changes, data leave by another way.",
     "ledger": "The record of every release of a run and its cost. Rows are chained, so that none can be changed or removed "
     "without notice.",
+    "mask": "A random vector that two clients share. One adds it to what it sends and the other subtracts it, so that it "
+    "hides both and is gone from the sum.",
     "neighbours": "Two data sets that differ in one client or record. See adjacency.",
     "noise multiplier": "The standard deviation of the noise, divided by the clip. A larger one means a smaller epsilon.",
     "Poisson sampling": "Each client joins each round by chance, independently of the others. It lowers epsilon if nobody learns "
@@ -48,11 +54,16 @@ TERMS = {
     "record": "One example of a client: a row of a table, an image. With unit record the promise covers single examples.",
     "release": "Whatever leaves a client or a round and may be seen by the adversary of the view.",
     "replace-one": "Neighbours differ in the data of one client or record, which are replaced by any others.",
+    "roster": "The numbers, names and public keys of a federation's clients. Institutions compare its digest without the "
+    "server's help, since whoever has a key on it counts as a client.",
     "round": "One pass of training: clients train on the global model, and their updates make the next one.",
     "sampling": "How the clients of a round are chosen: fixed (all, or a fixed number) or Poisson.",
-    "secure aggregation": "A protocol by which a server learns the sum of the uploads and none of them.",
+    "secure aggregation": "A protocol by which a server learns the sum of the uploads and none of them: clients send "
+    "their vectors under masks that cancel in the sum.",
     "sensitivity": "How far one client or record can move what is released. Noise is measured against it.",
     "server view": "The promise holds against the server, which sees each upload.",
+    "share of noise": "The noise that one client adds to its vector, so that a sum has enough noise although nobody adds "
+    "all of it. It is larger than an equal part, since clients that work together know theirs.",
     "unit": "Who is protected: each client with all its data, or each record.",
     "update": "The difference that a client's training makes to the model.",
     "view": "What the adversary sees: each upload (server), the sum of each round (aggregate) or the last model (final).",

@@ -25,12 +25,12 @@ from fedveil.errors import ConfigError
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_layout import markdown_section
 from fedveil.statement.statement_text import (
-    SEES,
     Item,
     TextSection,
     facts,
     in_words,
     scope_line,
+    sees,
     unit_in_words,
     variant_of,
     verdict_in_words,
@@ -129,7 +129,7 @@ def adversaries(statement: Statement) -> list[Item]:
     """Describe the adversary of each view; the one of the guarantee is marked."""
     own = statement.scope.view
     return [
-        fact(f"{view} view{' (promised)' if view is own else ''}: {SEES[view]}", f"views[{i}].proven.scope")
+        fact(f"{view} view{' (promised)' if view is own else ''}: {sees(statement, view)}", f"views[{i}].proven.scope")
         for i, view in enumerate(VIEWS)
     ]
 

@@ -77,6 +77,24 @@ class GroupNumbers:
 
 
 @dataclass(frozen=True)
+class NoiseShares:
+    """Noise that clients add in shares, and what the promise is worth if more of them work together than it counts on.
+
+    Args:
+        masks: whether pairwise masks hide the clients' vectors from the server; in a `simulate` run, all clients are one process.
+        colluders: c, clients that may work together, or with the server. least: m, the smallest set whose sum is opened.
+        spare: priced releases beyond the rounds. twice: epsilon if 2c work together. others: if all other clients do.
+    """
+
+    masks: Literal["none", "simulate", "on"]
+    colluders: int
+    least: int
+    spare: int
+    twice: float
+    others: float
+
+
+@dataclass(frozen=True)
 class Contradiction:
     """An audit above a number that should be above it."""
 
@@ -103,6 +121,7 @@ class Statement:
         accountant: what computed the proven epsilon of the run's own view.
         clients, cohort, rounds, sampling, dimension: N, n, T, how n are drawn, d. units: how many units of privacy there are.
         views: server, aggregate, final. notes: remarks on how to read the numbers.
+        shares: how clients add the noise in shares, or None if it is added once.
         groups: of clients with caps of their own, smallest first; all other numbers are those of the last, the largest.
     """
 
@@ -126,6 +145,7 @@ class Statement:
     notes: tuple[str, ...] = ()
     learnability: Learnability | None = None
     groups: tuple[GroupNumbers, ...] = ()
+    shares: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         if tuple(numbers.view for numbers in self.views) != VIEWS:

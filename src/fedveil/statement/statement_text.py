@@ -38,6 +38,20 @@ _ATTACKER = {
 _FPR = f"{100 * FPR:g} %"
 
 
+def sees(statement: Statement, view: View) -> str:
+    """Name the adversary of a view; with masks, the server sees sums, and single uploads only with all other clients' help."""
+    shares = statement.shares
+    if shares is None or shares.masks == "none" or view is View.FINAL:
+        return SEES[view]
+    if view is View.SERVER:
+        return "the server with all other clients on its side"
+    return f"{SEES[view]}, and the server if at most {_keys(shares.colluders)} its own or of clients that work with it"
+
+
+def _keys(colluders: int) -> str:
+    return f"{colluders} keys of the roster are" if colluders > 1 else "1 key of the roster is"
+
+
 def unit_in_words(statement: Statement) -> str:
     """Describe the protected unit and how neighbouring data differ."""
     zero = statement.scope.adjacency is Adjacency.ZERO_OUT
@@ -61,14 +75,17 @@ def in_words(statement: Statement) -> str:
 
 def _promise(statement: Statement) -> str:
     own = statement.own
-    who, most = SEES[own.view], percent_at_most(own.tpr)
+    who, most = sees(statement, own.view), percent_at_most(own.tpr)
     if math.isinf(own.proven.epsilon):
         return (
             f"Nothing is proven against {who} ({own.proven.scope}, delta = {small(statement.delta)}): {own.proven.reason}. "
             f"Assume that this attacker can tell for certain whether {unit_in_words(statement)}."
         )
+    attacker = _ATTACKER[own.view]
+    if statement.shares is not None and statement.shares.masks != "none" and own.view is View.AGGREGATE:
+        attacker = f"{attacker}, is the server if at most {_keys(statement.shares.colluders)} its own or of its helpers,"
     return (
-        f"Assume {_ATTACKER[own.view]} and knows everything except whether {unit_in_words(statement)}. At {_FPR} false alarms no "
+        f"Assume {attacker} and knows everything except whether {unit_in_words(statement)}. At {_FPR} false alarms no "
         f"attack finds that {statement.scope.unit} more than {most} of the time (guessing: {_FPR}). This is what "
         f"{own.proven} means, under the assumptions listed.{_strength(own.tpr)}{_seen_count(own)}"
     )
@@ -101,7 +118,7 @@ def _differs(numbers: ViewNumbers, own: ViewNumbers) -> bool:
 
 
 def _other(statement: Statement, numbers: ViewNumbers) -> str:
-    who = SEES[numbers.view]
+    who = sees(statement, numbers.view)
     if math.isinf(numbers.proven.epsilon):
         return f"Against {who}, nothing is proven: {numbers.proven.reason}."
     return f"Against {who}, no attack finds it more than {percent_at_most(numbers.tpr)} of the time at the same false alarms."
@@ -160,7 +177,9 @@ def scope_line(statement: Statement) -> str:
 def _promise_line(statement: Statement) -> str:
     """Return what the run promises, with its epsilon, in one line."""
     own = statement.own
-    scope = f"for each {statement.scope.unit}, against {SEES[own.view]} ({statement.scope.adjacency.replace('_', '-')})"
+    scope = (
+        f"for each {statement.scope.unit}, against {sees(statement, own.view)} ({statement.scope.adjacency.replace('_', '-')})"
+    )
     if math.isinf(own.proven.epsilon):
         return f"none: nothing is proven {scope}"
     return f"epsilon {at_most(own.proven.epsilon)}, delta {small(statement.delta)} {scope}"
@@ -175,6 +194,7 @@ def _method_in_words(statement: Statement) -> str:
     if s.scope.unit is Unit.RECORD:
         return f"DP-SGD at {who}, averaged"
     where = "to each update" if s.scope.view is View.SERVER else "to the sum of each round"
+    where += ", in shares by the clients" if s.shares is not None else ""
     return f"Updates of {who}, clipped and averaged, with noise added {where}"
 
 
@@ -182,8 +202,8 @@ def _run_line(statement: Statement) -> str:
     """Return clients, sampling, rounds and dimension in one line."""
     s = statement
     return (
-        f"{count(s.cohort)} of {count(s.clients)} clients per round ({s.sampling} sampling), {count(s.rounds)} rounds, "
-        f"{count(s.dimension)} coordinates"
+        f"{count(s.cohort)} of {count(s.clients)} clients per round ({s.sampling} sampling), {count(s.rounds)} rounds"
+        f"{f' and {s.shares.spare} spare attempts' if s.shares is not None else ''}, {count(s.dimension)} coordinates"
     )
 
 
@@ -309,6 +329,8 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
             )
         )
     remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
+    if s.shares is not None and s.shares.masks != "none":
+        remarks.append(f"server view: {sees(s, View.SERVER)}")
     if any(numbers.audited is None for numbers in s.views):
         remarks.append(_NOT_AUDITED)
     remarks.append(_EXPLAINED)

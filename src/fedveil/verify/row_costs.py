@@ -28,6 +28,7 @@ class Expected(NamedTuple):
     score: tuple[int, tuple[Any, ...] | None] = (-1, None)  # round and plan of the score by which the run was chosen
     runs: int = 1  # number of inspected runs
     search: Search = None
+    shared: bool = False  # each client adds a share of the noise on the sum, and spare releases are planned
 
 
 class RowCosts:

@@ -29,15 +29,21 @@ def expected(statement: Json, config: Json) -> Expected:
     """Return the expected rows of the ledger, with a plan if all releases of the method have one clip and one noise."""
     privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
     clip, z = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0
-    scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
+    scope, shared = (
+        tuple(statement["scope"][name] for name in ("unit", "adjacency", "view")),
+        privacy.get("noise_place") == "shares",
+    )
     sharers = statement["cohort"] if statement["sampling"] == "fixed" else statement["clients"]
     if scope[2] == "server":  # for priced sums of uploads that are not released
         sharers = privacy.get("min_survivors", statement["cohort"] if statement["sampling"] == "fixed" else 1)
-    elif method in _BUILT_IN.split() and (method, statement["variant"]) not in _IN_SHARES:  # noise is added once
+    elif not shared and method in _BUILT_IN.split() and (method, statement["variant"]) not in _IN_SHARES:  # noise is added once
         sharers = 1
     shares, known = [1], (0 if scope[2] == "final" else max(privacy["colluders"], 1), privacy["colluders"])  # the last up to 0.2
     if scope[2] != "server" and sharers > 1:
-        shares = [n for n in (privacy.get("min_survivors", sharers) - colluders for colluders in known) if n > 0]
+        least = 1 if shared else privacy.get("min_survivors", sharers)  # a set may be smaller than a round, with larger shares
+        shares = [
+            n - colluders for n in range(least, max(least, sharers if shared else 0) + 1) for colluders in known if n > colluders
+        ]
     part, most = (privacy.get("evaluation", {}).get(key, 0) for key in ("share", "examples"))  # of counts with each update
     noises = [(z * clip / math.sqrt(n * (1 - part)), most * z / math.sqrt(n * part or 1)) for n in shares]
     plan = (clip, most, noises, _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
@@ -47,7 +53,7 @@ def expected(statement: Json, config: Json) -> Expected:
     noise, last = best.get("score_noise"), statement["rounds"]
     score = (last, (0.5, 0, [(0.5 * noise,)], "independent")) if noise else (-1, None)
     runs = 1 if search else int(best["runs"])
-    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, sharers, score, runs, search)
+    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, sharers, score, runs, search, shared)
 
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
@@ -106,7 +112,8 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     findings.check(not spent.wrong, "rows", "scope, costs and plan as they follow", spent.wrong or "each as it should be")
     place, target, delta = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"], statement["delta"]
     own, subject, pair = statement["views"][min(place, 1)], f"epsilon spent ({view} view)", _pair(statement)
-    curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, own["releases"]).curve(delta, pair)
+    needed = [{**r, "count": statement["rounds"]} if spent.expected.shared else r for r in own["releases"]]  # without spare ones
+    curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, needed).curve(delta, pair)
     epsilon, most, tolerance = curve.epsilon, float(own["proven"]["epsilon"]), EXACT if curve.exact else NUMERIC
     dearer = Curve((), curve.mu**2 + spent.fellow, delta, pair, spent.expected.search).epsilon if spent.fellow else 0.0
     _beside_fellows(findings, view, spent.fellow > 0, dearer)

@@ -143,6 +143,25 @@ class Ledger:
             self._check_usable()
         return list(range(last - len(entries) + 1, last + 1))
 
+    def exclusively(self, do: Callable[[], None]) -> None:
+        """Call a function under the ledger's write lock, after every other writer's commits; it writes no release.
+
+        Raises:
+            LedgerError: the lock cannot be taken.
+        """
+        with self._lock:
+            self._check_usable()
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as problem:
+                raise LedgerError(
+                    f"cannot lock the ledger {self.path} ({problem}): check permissions and other users of the file"
+                ) from problem
+            try:
+                do()
+            finally:
+                self._connection.execute("ROLLBACK")
+
     def _append(self, entries: list[Entry], admit: Callable[[], None] | None) -> tuple[int, str]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:

@@ -1,4 +1,4 @@
-"""Commands for several machines: net init, key, admit, demo; serve; join."""
+"""Commands for several machines: net init, key, admit, list, remove, rotate, renew, demo; serve; join."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedveil.accounting.types import at_most
-from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
+from fedveil.cli.command_options import AsJson, NewDirectory, OptionalConfig, Overrides, Preset, configuration, print_json
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Row
@@ -20,6 +20,7 @@ net_app = typer.Typer(help="Several machines: keys and certificates, and a demon
 serve_app, join_app = typer.Typer(), typer.Typer()
 
 Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
+Number = Annotated[int, typer.Argument(min=0, help="The client's number (fedveil net list).")]
 
 
 @net_app.command(epilog="Example: fedveil net init --host fl.example.org")
@@ -72,6 +73,70 @@ def demo(
     typer.echo(f"run: {result.path} (fingerprint {result.closing})")
 
 
+@net_app.command("list", epilog="Example: fedveil net list")
+def list_clients(folder: Network = Path("network"), as_json: AsJson = False) -> None:
+    """List clients, their keys and when they were seen, and the ends of the certificates."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from fedveil.deploy.membership import end_of, members
+    from fedveil.deploy.network_folder import open_network
+
+    network = open_network(folder)
+    ends = {path.name: end_of(path) for path in (network.certificates[0], network.authority)}
+    days = {name: f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d}" for name, end in ends.items()}
+    if as_json:
+        print_json({"clients": [asdict(member) for member in members(network)], "certificates": days})
+        return
+    for member in members(network):
+        state = "removed" if member.removed else f"admitted {member.admitted}"
+        seen = f"seen {member.seen}, fedveil {member.fedveil or 'unknown'}" if member.seen else "not seen yet"
+        typer.echo(f"{member.number}  {member.name}  {member.fingerprint}  {state}, {seen}")
+    for name, day in days.items():
+        typer.echo(f"{name} ends on {day}")
+
+
+@net_app.command(epilog="Example: fedveil net remove 1")
+def remove(number: Number, folder: Network = Path("network")) -> None:
+    """Admit a client no more; a server that is running turns it away within seconds."""
+    from fedveil.deploy.membership import remove as removed
+    from fedveil.deploy.network_folder import open_network
+
+    removed(open_network(folder), number)
+    typer.echo(f"client {number} is admitted no more; its number stays its own (fedveil net admit takes its key again)")
+
+
+@net_app.command(epilog="Example: fedveil net rotate 1 ward-a-2.pub")
+def rotate(
+    number: Number,
+    public: Annotated[Path, typer.Argument(help="The client's new public key, NAME.pub.")],
+    folder: Network = Path("network"),
+) -> None:
+    """Replace a client's key; its number stays the same."""
+    from fedveil.deploy.membership import rotate as rotated
+    from fedveil.deploy.network_folder import open_network
+
+    rotated(open_network(folder), number, public)
+    typer.echo(f"{public} is client {number} now (a server that is running sees it when it is started again)")
+
+
+@net_app.command(epilog="Example: fedveil net renew")
+def renew(
+    folder: Network = Path("network"),
+    authority: Annotated[bool, typer.Option("--authority", help="Make a new authority, too.")] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which the server's certificate is valid.")] = 365,
+) -> None:
+    """Replace the server's certificate; a server that is running uses the new one within seconds."""
+    from fedveil.deploy.membership import renew as renewed
+    from fedveil.deploy.network_folder import open_network
+
+    network = open_network(folder)
+    renewed(network, authority=authority, days=days)
+    typer.echo(f"renewed: {network.certificates[0]}, for {days} days")
+    if authority:
+        typer.echo(f"give {network.authority} to every client: with the old one, clients do not connect any more")
+
+
 @serve_app.command("serve", epilog="Example: fedveil serve my.toml --wait 3 --out runs/net")
 def serve(
     config: OptionalConfig = None,
@@ -107,13 +172,14 @@ def join(
     check: Annotated[bool, typer.Option("--check", help="Show what is offered, and take no part.")] = False,
 ) -> None:
     """Take part in the runs of a server, as far as the consent allows. With --check: exit 0 if it fits, 1 if not."""
-    from fedveil.deploy.consent import read_consent_file
+    from fedveil.deploy.consent import ConsentFile
     from fedveil.deploy.join import Joining
     from fedveil.deploy.join import join as take_part
 
-    agreed, fits = read_consent_file(consent), False
+    file, fits = ConsentFile(consent), False
+    agreed = file.read()
     try:
-        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
+        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo, changed=file.changed))
     except KeyboardInterrupt:
         typer.echo("left; ledgers and states are on the disk")
     sys.stdout.flush()

@@ -10,6 +10,7 @@ import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,6 +120,7 @@ class Consent(_Section):
     unit, adjacency: which these caps refer to. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
     trust: names of installed distributions whose methods and tasks runs may name. limits: on work.
+    until: the last day (UTC) on which it takes part, or None.
     """
 
     data: OwnData
@@ -129,6 +131,44 @@ class Consent(_Section):
     seeded_noise: bool = False
     trust: tuple[str, ...] = ()
     limits: Limits = Limits()
+    until: date | None = None
+
+
+def require_not_ended(consent: Consent, now: datetime | None = None) -> None:
+    """Refuse everything after the consent's last day.
+
+    Raises:
+        ConsentRefused: it has ended.
+    """
+    if consent.until is not None and (now or datetime.now(UTC)).astimezone(UTC).date() > consent.until:
+        raise ConsentRefused(f"this client's consent ended on {consent.until} (until in its consent.toml)")
+
+
+class ConsentFile:
+    """Consent in a file, which is read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._read = path, b""
+
+    def read(self) -> Consent:
+        """Return the consent; raise ConfigError as `read_consent_file`."""
+        self._read = self._content()
+        return read_consent_file(self.path)
+
+    def changed(self) -> Consent | ConfigError | None:
+        """Return the consent if the file has changed since it was read, or why it cannot be read; else None."""
+        if self._content() == self._read:
+            return None
+        try:
+            return self.read()
+        except ConfigError as problem:
+            return problem
+
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return b""
 
 
 @dataclass(frozen=True)
@@ -201,6 +241,7 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
         ConsentRefused: the consent does not cover it, with the reason.
     """
     scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    require_not_ended(consent)
     _refuse_code(consent, config)
     _refuse_columns(consent, config)
     _refuse_work(consent.limits, config)

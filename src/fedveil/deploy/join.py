@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -51,7 +51,7 @@ from fedveil.deploy.flower_api import Endpoint, TaskQueue, answer_message, bundl
 from fedveil.deploy.membership import expiry
 from fedveil.deploy.network_folder import check_readable
 from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
-from fedveil.deploy.programs import Program, ended_by_signal, free_port, running
+from fedveil.deploy.programs import Program, ended_by_signal, free_port, limit_memory, running
 from fedveil.deploy.round_messages import RefusalMessage, TaskMessage, read_task, reply_bytes
 from fedveil.deploy.server_clock import clocks_that_differ
 from fedveil.deploy.wire_format import WireError, printable
@@ -101,7 +101,8 @@ class JoinedClient:
             WireError: it is neither, or of a run that this client has not consented to.
         """
         if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
-            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
+            key = "limits.parameters" if self.consent.limits.message_bytes is None else "limits.message_bytes"
+            raise WireError(f"a message has at most {most} bytes at this client ({key}), this one has {size}")
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:
@@ -228,7 +229,8 @@ class JoinedClient:
             require_price(accepted, plan)
 
         rule = participation_of(accepted.method, accepted.setting)
-        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
+        context = replace(job.context, longest=self.consent.limits.round_seconds)
+        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
         data = self.consent.data
@@ -317,6 +319,7 @@ def join(consent: Consent, joining: Joining) -> bool:
         joining.tell(soon)
     import torch
 
+    limit_memory(consent.limits.memory_bytes)
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     client, port = JoinedClient(joining.folder, consent, joining.tell, check=joining.check), free_port()

@@ -211,7 +211,12 @@ def ends_with_parent(memory: int | None = None) -> Callable[[], None] | None:
 def _confine(memory: int | None) -> None:
     """Ask the system, in the child, to end it when its parent ends, however that happens, and to limit its memory."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if memory is not None:
+    limit_memory(memory)
+
+
+def limit_memory(memory: int | None) -> None:
+    """Limit this process's own memory, and that of its later children, to so many bytes (Linux); None leaves it as it is."""
+    if memory is not None and sys.platform.startswith("linux"):
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_DATA)

@@ -240,6 +240,15 @@ class Ledger:
         while page := cursor.fetchmany(_PAGE):
             yield from page
 
+    def copy_to(self, draft: Path) -> tuple[int, str]:
+        """Copy the database to a new file, and return the number of releases in it and the digest of the last one."""
+        with self._lock, BEFORE_FORKS, closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+            self._check_usable()
+            self._connection.backup(copy)
+            row = copy.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
+            copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return row or (0, self._genesis)
+
     @property
     def last_digest(self) -> str:
         """Return the digest of the last release, or of the table `meta` before the first release."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,10 @@ net_app = typer.Typer(help="Several machines: keys and certificates, and a demon
 serve_app, join_app = typer.Typer(), typer.Typer()
 
 Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="Lines as text, or as JSON with time, level, run, round, client.")
+]
+Metrics = Annotated[str, typer.Option(help="HOST:PORT for Prometheus, such as 127.0.0.1:9100 (extra: metrics).")]
 Number = Annotated[int, typer.Argument(min=0, help="The client's number (fedveil net list).")]
 
 
@@ -96,6 +100,14 @@ def list_clients(folder: Network = Path("network"), as_json: AsJson = False) -> 
         typer.echo(f"{name} ends on {day}")
 
 
+@net_app.command(epilog="Example: fedveil net status --dir network")
+def status(folder: Network = Path("network")) -> None:
+    """Print the status of the server or client with this folder; exit 2 if its process has ended or hangs."""
+    from fedveil.deploy.status import read_status
+
+    print_json(read_status(folder))
+
+
 @net_app.command(epilog="Example: fedveil net remove 1")
 def remove(number: Number, folder: Network = Path("network")) -> None:
     """Admit a client no more; a server that is running turns it away within seconds."""
@@ -146,18 +158,30 @@ def serve(
     folder: Network = Path("network"),
     wait: Annotated[int, typer.Option(min=1, help="Clients that must have consented before the first round.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
+    log_format: LogFormat = "text",
+    metrics: Metrics = "",
 ) -> None:
     """Train with the clients of a network, from the server's machine."""
     from fedveil.deploy.network_folder import open_network
     from fedveil.deploy.serve import Serving
     from fedveil.deploy.serve import serve as train
+    from fedveil.deploy.status import Status, printer
 
     if resume is not None and config is None and preset is None:
         config = resume / "config.toml"
     wanted = configuration(config, preset, overrides, False)
     path = resume or out or Path("runs") / f"net-{wanted.method.name}"
-    result = train(wanted, Serving(open_network(folder), path, resume is not None, wait, typer.echo, _row))
-    typer.echo(f"run: {result.path} (fingerprint {result.closing})")
+    network = open_network(folder)
+    with Status(network.path, network.certificates[0], metrics) as status:
+        tell = printer(log_format, lambda: status.values)
+
+        def on_round(row: Row) -> None:
+            status.row(row)
+            tell(_row_text(row))
+
+        note = status.update
+        result = train(wanted, Serving(network, path, resume is not None, wait, tell, on_round, status.ready, note))
+        tell(f"run: {result.path} (fingerprint {result.closing})")
     if result.ended:
         raise typer.Exit(3)
 
@@ -170,24 +194,36 @@ def join(
     consent: Annotated[Path, typer.Option(help="What this client agrees to, consent.toml.")],
     folder: Annotated[Path, typer.Option("--dir", help="This client's own folder: ledgers and states.")] = Path("client"),
     check: Annotated[bool, typer.Option("--check", help="Show what is offered, and take no part.")] = False,
+    log_format: LogFormat = "text",
+    metrics: Metrics = "",
 ) -> None:
     """Take part in the runs of a server, as far as the consent allows. With --check: exit 0 if it fits, 1 if not."""
     from fedveil.deploy.consent import ConsentFile
     from fedveil.deploy.join import Joining
     from fedveil.deploy.join import join as take_part
+    from fedveil.deploy.status import Status, printer
+    from fedveil.ledger.files import owner_only_folder
 
     file, fits = ConsentFile(consent), False
     agreed = file.read()
-    try:
-        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo, changed=file.changed))
-    except KeyboardInterrupt:
-        typer.echo("left; ledgers and states are on the disk")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Status(owner_only_folder(folder), ca, metrics) as status:
+        tell = printer(log_format)
+        try:
+            note = status.update
+            fits = take_part(agreed, Joining(server, ca, private, folder, check, tell, changed=file.changed, note=note))
+        except KeyboardInterrupt:
+            tell("left; ledgers and states are on the disk")
     sys.stdout.flush()
     os._exit(int(check and not fits))  # Flower's threads that wait for a message which never arrives would block the exit
 
 
 def _row(record: Row) -> None:
-    """Print one line for a round."""
+    typer.echo(_row_text(record))
+
+
+def _row_text(record: Row) -> str:
+    """Return one line for a round."""
     scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
     spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""
-    typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")
+    return f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s"

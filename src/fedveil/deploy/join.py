@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from subprocess import Popen
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil import __version__
 from fedveil.accounting.types import at_most
@@ -54,6 +54,7 @@ from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, 
 from fedveil.deploy.programs import Program, ended_by_signal, free_port, limit_memory, running
 from fedveil.deploy.round_messages import RefusalMessage, TaskMessage, read_task, reply_bytes
 from fedveil.deploy.server_clock import clocks_that_differ
+from fedveil.deploy.status import notify
 from fedveil.deploy.wire_format import WireError, printable
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
@@ -87,6 +88,7 @@ class JoinedClient:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
         self.has_looked, self.fits, self._unreadable = False, False, ""
+        self.last: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}
@@ -117,6 +119,8 @@ class JoinedClient:
                 return reply_bytes(RefusalMessage(task, str(refusal)))
             answer = node.answer(*parts)
         self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
+        answers = self.last.get("answers", 0) + 1
+        self.last = {"state": "took part", "run": task.run, "round": task.round, "answers": answers}
         return answer
 
     def change_consent(self, consent: Consent | ConfigError) -> None:
@@ -285,6 +289,7 @@ class Joining:
         folder: its own, for ledgers and states. check: show offers, and take no part.
         tell: called with a line for each event. until: called between messages; returns whether to end.
         changed: called between messages; returns another consent, why it cannot be read, or None if it is as before.
+        note: called with what changes in the state of the client (`Status.update`).
     """
 
     server: str
@@ -295,6 +300,7 @@ class Joining:
     tell: Callable[[str], None] = lambda line: None
     until: Callable[[], bool] = lambda: False
     changed: Callable[[], Consent | ConfigError | None] = lambda: None
+    note: Callable[..., None] = lambda **values: None
 
 
 def join(consent: Consent, joining: Joining) -> bool:
@@ -345,6 +351,8 @@ def join(consent: Consent, joining: Joining) -> bool:
                 joining.tell(f"a message was refused: {printable(reason)}")
             refused = reason
 
+        joining.note(state="waiting for an offer")
+        notify("READY=1")
         joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:
             end = math.inf
@@ -357,6 +365,7 @@ def join(consent: Consent, joining: Joining) -> bool:
                     client.change_consent(consent_now)
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
+                    joining.note(**client.last)
                 if client.has_looked:
                     end = min(end, time.monotonic() + _FAREWELL)
         finally:

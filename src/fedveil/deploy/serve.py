@@ -55,7 +55,7 @@ class Serving:
     Args:
         network: its folder. out: run directory. resume: resume the run there. wait: clients that must be online first.
         tell: called with a line for each event. on_round: called with each row of the history.
-        on_up: called when clients can connect.
+        on_up: called when clients can connect. note: called with what changes in the state of the server (`Status.update`).
     """
 
     network: NetworkFolder
@@ -65,6 +65,7 @@ class Serving:
     tell: Callable[[str], None] = lambda line: None
     on_round: Callable[[Row], None] | None = None
     on_up: Callable[[], None] = lambda: None
+    note: Callable[..., None] = lambda **values: None
 
 
 def serve(config: Config, serving: Serving) -> Result:
@@ -105,6 +106,7 @@ def serve(config: Config, serving: Serving) -> Result:
             clients = {key: client for client, key in keys.items()}  # a node with another key is no client
             online = {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
             seen.note(online)
+            serving.note(clients_online=len(online), clients_consented=len(versions.keys() & online.keys()))
             return online
 
         versions = dict[int, str]()
@@ -113,6 +115,7 @@ def serve(config: Config, serving: Serving) -> Result:
 
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
             number = prepared.population.clients
+            serving.note(run=run, rounds=experiment.setting.rounds, clients=number, state="waiting for clients")
             exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)

@@ -136,7 +136,7 @@ def port_of(app: Any, network: NetworkFolder, answer: int = ANSWER, tell: Callab
     up = threading.Event()
 
     async def run() -> None:
-        fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer, tell)
+        fleet = FleetPort(app, {number: public_key_of(path) for number, path in network.admitted().items()}, answer, tell)
         with listening("127.0.0.1", network.port) as outside:
             outside.listen(200)
             stop = asyncio.Event()

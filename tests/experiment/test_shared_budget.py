@@ -113,21 +113,55 @@ def test_no_budget_and_seeded_noise_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_cap_holds_release_by_release_when_another_run_is_faster(tmp_path: Path) -> None:
-    """It fits before it trains, and no longer after its first round: it ends with its last model."""
+def test_what_a_run_has_reserved_is_not_spent_by_another(tmp_path: Path) -> None:
     budget = create_budget(tmp_path / "people.budget", 2.2, 1e-3, SERVER)
-    other = budget.ledger("other")
+    other, refused = budget.ledger("other"), []
 
     def takes(record: Any) -> None:
-        if record["round"] == 0:
-            for _ in range(2):
-                other.charge_all([next(row for row in rows(budget.path) if row.client == 4)])
-            other.close()
+        if record["round"] == 2:
+            return
+        with pytest.raises(BudgetExhausted, match="other runs have reserved") as caught:
+            other.charge_all([next(row for row in rows(budget.path) if row.client == 4)])
+        refused.append(caught.value)
+        with pytest.raises(BudgetExhausted, match=r"is left \(other runs have reserved"):
+            run(config(tmp_path), tmp_path / "late")
+        other.close()
 
     ended = run(config(tmp_path), tmp_path / "two", takes)
-    assert ended.ended.startswith("privacy.budget: ")
-    assert 1 <= len(ended.history) < 3
-    assert spending(open_budget(budget.path)).spent <= 1
+    assert (ended.ended, len(refused)) == ("", 2)
+    assert not (tmp_path / "late").exists()
+    assert {row.run.partition("/")[0] for row in rows(budget.path)} == {"pilot"}
+    assert spending(budget).reserved == ()
+
+
+def test_a_run_that_stops_before_its_first_release_gives_back_what_it_reserved(tmp_path: Path) -> None:
+    budget = create_budget(tmp_path / "people.budget", 2.2, 1e-3, SERVER)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(ConfigError):
+        run(config(tmp_path), tmp_path / "taken")
+    assert spending(budget).reserved == ()
+    assert run(config(tmp_path), tmp_path / "run").ended == ""
+
+
+def test_an_interrupted_run_keeps_its_reservation_until_it_is_released(tmp_path: Path) -> None:
+    budget = create_budget(tmp_path / "people.budget", 3.5, 1e-3, SERVER)
+    run(config(tmp_path), tmp_path / "first")
+    interrupted(config(tmp_path), tmp_path / "run")
+    (kept,) = spending(budget).reserved
+    assert 0 < kept.share < 0.25
+    before = spending(budget).left
+    output = CliRunner().invoke(app, ["budget", "show", str(budget.path)]).output
+    assert f"reserved by {kept.run}" in output
+    assert CliRunner().invoke(app, ["budget", "release", str(budget.path), kept.run]).exit_code == 0
+    wrong = CliRunner().invoke(app, ["budget", "release", str(budget.path), kept.run])
+    assert isinstance(wrong.exception, ConfigError)
+    after = config(tmp_path, privacy={"epsilon": spending(budget).left})
+    assert after.privacy.epsilon is not None
+    assert after.privacy.epsilon > before
+    assert run(after, tmp_path / "late").ended == ""
+    with pytest.raises(BudgetExhausted):
+        run(config(tmp_path), tmp_path / "run", resume=True)
 
 
 def interrupted(configuration: Config, path: Path) -> None:

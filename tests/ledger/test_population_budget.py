@@ -428,3 +428,54 @@ def test_forty_runs_in_eight_processes_with_kills_never_exceed_the_cap(tmp_path:
     found = spending(budget)
     assert found.spent <= 1
     assert {project.name for project in found.projects} <= {f"project {n}" for n in range(4)}
+
+
+def test_every_run_that_begins_ends_whatever_the_order_of_their_releases(budget: PopulationBudget) -> None:
+    """24 runs of four releases each, of which the budget has room for two and a half."""
+    begun, order = dict[str, int](), random.Random(5)
+    for number in range(24):
+        with suppress(BudgetExhausted):
+            budget.reserve([([TENTH] * 4, range(3))], f"run-{number}")
+            begun[f"run-{number}"] = 4
+    assert len(begun) == 2
+    while begun:
+        name = order.choice(list(begun))
+        ledger = budget.ledger(name)
+        ledger.charge_all([entry(TENTH, client) for client in range(3)])
+        ledger.close()
+        begun[name] -= 1
+        if not begun[name]:
+            assert budget.give_back(name)
+            del begun[name]
+    assert len(rows(budget.path)) == 24
+    assert spending(budget).reserved == ()
+    with pytest.raises(BudgetExhausted, match=r"20.0000% of client \d is left,"):
+        budget.reserve([([TENTH] * 3, range(3))], "late")
+    budget.reserve([([TENTH] * 2, range(3))], "small")
+
+
+def test_reservations_of_other_clients_are_no_obstacle(budget: PopulationBudget) -> None:
+    budget.reserve([([TENTH] * 10, range(3))], "first")
+    budget.reserve([([TENTH] * 10, range(3, 6))], "second")
+    with pytest.raises(BudgetExhausted, match=r"0.0000% is left \(other runs have reserved 100.0000%\)"):
+        budget.reserve([([TENTH], frozenset({1, 7}))], "third")
+    budget.reserve([([TENTH], frozenset({7}))], "third")
+    budget.reserve([([TENTH] * 10, range(3))], "first")  # again, as when it is resumed
+
+
+def test_a_damaged_reservation_file_names_itself(budget: PopulationBudget) -> None:
+    budget.reserve([([TENTH], range(3))], "first")
+    budget.path.with_name(budget.path.name + "-reserved").write_text("{")
+    with pytest.raises(LedgerError, match="no release; remove it"):
+        budget.reserve([([TENTH], range(3))], "second")
+
+
+def test_processes_that_reserve_at_once_share_what_there_is(budget: PopulationBudget) -> None:
+    program = (
+        "import sys; from fedveil.ledger.population_budget import open_budget; from fedveil.accounting.types import Gaussian;"
+        "open_budget(sys.argv[1]).reserve([([Gaussian(float(sys.argv[3]))] * 4, range(3))], sys.argv[2])"
+    )
+    words = [sys.executable, "-c", program, str(budget.path)]
+    started = [subprocess.Popen([*words, str(number), str(TENTH.mu)], stderr=subprocess.DEVNULL) for number in range(5)]
+    assert sorted(process.wait() for process in started) == [0, 0, 1, 1, 1]
+    assert len(spending(budget).reserved) == 2

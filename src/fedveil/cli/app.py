@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from fedveil.cli import (
     budget_commands,
+    ledger_commands,
     machine_commands,
     model_commands,
     privacy_commands,
@@ -126,6 +127,7 @@ for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(machine_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
+app.add_typer(ledger_commands.ledger_app, name="ledger")
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands about a population's lifetime budget: budget create, budget show."""
+"""Commands about a population's lifetime budget: budget create, show and release."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -
     delta = f"delta = {small(budget.cap.delta)}"
     promise = escape(f"{budget.path}: {budget.cap.quotes}; {budget.scope}")
     console.print(f"[bold]Budget[/] {promise}", highlight=False, soft_wrap=True)
+    for one in spent.reserved:
+        line = f"reserved by {escape(one.run)}: {percent(one.share)} (fedveil budget release, if it will not be resumed)"
+        console.print(line, highlight=False, soft_wrap=True)
     if not spent.rows:
-        console.print(f"no release yet: all of epsilon = {budget.cap.epsilon:g} is left", highlight=False)
+        left = "all of" if not spent.reserved else "so that"
+        console.print(f"no release yet: {left} epsilon = {spent.left:g} is left", highlight=False)
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("project", "runs", "rows", "epsilon alone", "part of the budget"):
@@ -54,12 +58,14 @@ def render_budget(budget: PopulationBudget, spent: Spending, console: Console) -
     table.add_row("all together", str(runs), str(spent.rows), types.epsilon(spent.epsilon), percent(spent.spent))
     console.print(table)
     whose = f" of client {spent.most}, who has least left of the {spent.clients} that took part" if spent.clients else ""
-    left = f"left{whose}: {percent(max(0.0, 1 - spent.spent))}"
+    less = " less what is reserved" if spent.reserved else ""
+    left = f"left{whose}: {percent(max(0.0, 1 - spent.spent))}{less}"
     console.print(f"{left}; one further project may have epsilon = {spent.left:g} at {delta}", highlight=False, soft_wrap=True)
 
 
 budget_app = typer.Typer(
-    help="Create or show a lifetime budget that runs share (privacy.budget = PATH in their configurations).", no_args_is_help=True
+    help="Create, show or tidy a lifetime budget that runs share (privacy.budget = PATH in their configurations).",
+    no_args_is_help=True,
 )
 
 
@@ -112,3 +118,18 @@ def show(
         from rich.console import Console
 
         render_budget(budget, spent, Console())
+
+
+@budget_app.command(epilog="Example: fedveil budget release ward.budget pilot/20260101-abc")
+def release(
+    path: Annotated[Path, typer.Argument(help="The budget.", callback=checked(require_budget))],
+    run: Annotated[str, typer.Argument(help="The run, as budget show names it.")],
+) -> None:
+    """Give back what an interrupted run has reserved and not spent; it reserves again when it is resumed."""
+    from fedveil.errors import unknown
+    from fedveil.ledger.population_budget import open_budget
+    from fedveil.ledger.reservations import read_reservations
+
+    if not open_budget(path).give_back(run):
+        raise unknown("RUN", run, "reservation", read_reservations(path))
+    typer.echo(f"given back: {run} has reserved nothing any more (what it spent stays spent)")

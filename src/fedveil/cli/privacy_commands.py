@@ -1,4 +1,4 @@
-"""Commands about privacy: plan, certify, audit, replay, attack, ledger, explore."""
+"""Commands about privacy: plan, certify, audit, replay, attack, explore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from fedveil.cli.command_options import (
     import_trusted,
     print_json,
     print_next,
-    require_there,
     with_shorthands,
 )
 from fedveil.errors import ConfigError
@@ -237,25 +236,6 @@ def attack(
 
         render(finished, Console())
         _stale_report(target)
-
-
-@commands.command(epilog="Example: fedveil ledger runs/first")
-def ledger(
-    run: Annotated[
-        Path, typer.Argument(help="Run directory or ledger file.", callback=checked(require_there("a run directory or a ledger")))
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Show what a run released and what it cost, client by client."""
-    from fedveil.cli.privacy_terminal import render_ledger, totals
-
-    path = run / "ledger.sqlite" if run.is_dir() else run
-    if as_json:
-        print_json(totals(path))
-    else:
-        from rich.console import Console
-
-        render_ledger(path, Console())
 
 
 @commands.command(epilog="Example: fedveil explore --out privacy.html")

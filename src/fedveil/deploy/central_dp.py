@@ -37,12 +37,13 @@ from fedveil.experiment.model_section import HANDED_OVER
 from fedveil.experiment.public_setting import FLOWER_APP, Population
 from fedveil.experiment.resolve import resolve
 from fedveil.experiment.run_directory import append_history, new_run_id
-from fedveil.experiment.shared_budget import budgets, check_plan, shared_budget
+from fedveil.experiment.shared_budget import budgets, plans, shared_budget
 from fedveil.experiment.spending import EpsilonSpent
 from fedveil.experiment.verification import conclude, opening
 from fedveil.federation.history import Record, Row
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.population_budget import PopulationBudget
 from fedveil.methods.base import gaussian_plan
 from fedveil.platforms.releaser import AGGREGATE, positive_number, whole_number
 from fedveil.release.array_door import ArrayDoor
@@ -121,7 +122,7 @@ class AppRun:
     """Run directory that is being written.
 
     Args:
-        statement: of the run. door: charges the ledger of the directory.
+        statement: of the run. door: charges the ledger of the directory. shared: the budget in which it has reserved its plan.
     """
 
     path: Path
@@ -130,6 +131,7 @@ class AppRun:
     method: Method
     setting: Setting
     door: ArrayDoor
+    shared: PopulationBudget | None = None
     history: list[Record] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
 
@@ -148,7 +150,7 @@ class AppRun:
         method, setting, statement = experiment.method, experiment.setting, experiment.statement
         run, shared = new_run_id(), shared_budget(experiment)
         if shared is not None:
-            check_plan(shared, experiment, run)
+            shared.reserve(plans(experiment), run)
         rundir.create(path)
         rundir.write_versions(path / "versions.json")
         rundir.write_text(path / "config.toml", _written(experiment.written))
@@ -165,7 +167,7 @@ class AppRun:
         clip = method.clip_norm(setting)
         assert clip is not None
         door = ArrayDoor(gaussian_plan(setting, clip), setting.layout, setting.scope, run, ledger, randomness, rate)
-        return cls(path, run, statement, method, setting, door)
+        return cls(path, run, statement, method, setting, door, shared)
 
     def __post_init__(self) -> None:
         assert isinstance(self.door.ledger, BudgetedLedger)
@@ -213,9 +215,11 @@ class AppRun:
         return closing
 
     def close(self) -> None:
-        """Close the connection to the ledger."""
+        """Close the connection to the ledger, and give back what the run has reserved and not spent."""
         assert isinstance(self.door.ledger, BudgetedLedger)
         self.door.ledger.close()
+        if self.shared is not None:
+            self.shared.give_back(self.run)
 
     def admits(self) -> bool:
         """Return whether the budget has room for one more round."""

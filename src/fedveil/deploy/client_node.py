@@ -264,6 +264,8 @@ class ClientNode:
                 asked.client, sent.released, asked.weight, plan if context.summed else None, state, before.private, sent.buffers
             ),
         )
+        if outcome.error:  # which the server does not learn
+            _log.warning("round %d: this client releases zero and noise: %s", asked.round, outcome.error)
         salt = context.randomness.key("salt", asked.round, self.client).hex()
         after = replace(before, request=request, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:

@@ -1,16 +1,16 @@
-"""Commands for several machines: net init, key, admit, demo; serve; join."""
+"""Commands for several machines: net init, key, admit, list, remove, rotate, renew, demo; serve; join."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fedveil.accounting.types import at_most
-from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
+from fedveil.cli.command_options import AsJson, NewDirectory, OptionalConfig, Overrides, Preset, configuration, print_json
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Row
@@ -20,6 +20,11 @@ net_app = typer.Typer(help="Several machines: keys and certificates, and a demon
 serve_app, join_app = typer.Typer(), typer.Typer()
 
 Network = Annotated[Path, typer.Option("--dir", help="Folder of the network.")]
+LogFormat = Annotated[
+    Literal["text", "json"], typer.Option(help="Lines as text, or as JSON with time, level, run, round, client.")
+]
+Metrics = Annotated[str, typer.Option(help="HOST:PORT for Prometheus, such as 127.0.0.1:9100 (extra: metrics).")]
+Number = Annotated[int, typer.Argument(min=0, help="The client's number (fedveil net list).")]
 
 
 @net_app.command(epilog="Example: fedveil net init --host fl.example.org")
@@ -72,6 +77,78 @@ def demo(
     typer.echo(f"run: {result.path} (fingerprint {result.closing})")
 
 
+@net_app.command("list", epilog="Example: fedveil net list")
+def list_clients(folder: Network = Path("network"), as_json: AsJson = False) -> None:
+    """List clients, their keys and when they were seen, and the ends of the certificates."""
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from fedveil.deploy.membership import end_of, members
+    from fedveil.deploy.network_folder import open_network
+
+    network = open_network(folder)
+    ends = {path.name: end_of(path) for path in (network.certificates[0], network.authority)}
+    days = {name: f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d}" for name, end in ends.items()}
+    if as_json:
+        print_json({"clients": [asdict(member) for member in members(network)], "certificates": days})
+        return
+    for member in members(network):
+        state = "removed" if member.removed else f"admitted {member.admitted}"
+        seen = f"seen {member.seen}, fedveil {member.fedveil or 'unknown'}" if member.seen else "not seen yet"
+        typer.echo(f"{member.number}  {member.name}  {member.fingerprint}  {state}, {seen}")
+    for name, day in days.items():
+        typer.echo(f"{name} ends on {day}")
+
+
+@net_app.command(epilog="Example: fedveil net status --dir network")
+def status(folder: Network = Path("network")) -> None:
+    """Print the status of the server or client with this folder; exit 2 if its process has ended or hangs."""
+    from fedveil.deploy.status import read_status
+
+    print_json(read_status(folder))
+
+
+@net_app.command(epilog="Example: fedveil net remove 1")
+def remove(number: Number, folder: Network = Path("network")) -> None:
+    """Admit a client no more; a server that is running turns it away within seconds."""
+    from fedveil.deploy.membership import remove as removed
+    from fedveil.deploy.network_folder import open_network
+
+    removed(open_network(folder), number)
+    typer.echo(f"client {number} is admitted no more; its number stays its own (fedveil net admit takes its key again)")
+
+
+@net_app.command(epilog="Example: fedveil net rotate 1 ward-a-2.pub")
+def rotate(
+    number: Number,
+    public: Annotated[Path, typer.Argument(help="The client's new public key, NAME.pub.")],
+    folder: Network = Path("network"),
+) -> None:
+    """Replace a client's key; its number stays the same."""
+    from fedveil.deploy.membership import rotate as rotated
+    from fedveil.deploy.network_folder import open_network
+
+    rotated(open_network(folder), number, public)
+    typer.echo(f"{public} is client {number} now (a server that is running sees it when it is started again)")
+
+
+@net_app.command(epilog="Example: fedveil net renew")
+def renew(
+    folder: Network = Path("network"),
+    authority: Annotated[bool, typer.Option("--authority", help="Make a new authority, too.")] = False,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which the server's certificate is valid.")] = 365,
+) -> None:
+    """Replace the server's certificate; a server that is running uses the new one within seconds."""
+    from fedveil.deploy.membership import renew as renewed
+    from fedveil.deploy.network_folder import open_network
+
+    network = open_network(folder)
+    renewed(network, authority=authority, days=days)
+    typer.echo(f"renewed: {network.certificates[0]}, for {days} days")
+    if authority:
+        typer.echo(f"give {network.authority} to every client: with the old one, clients do not connect any more")
+
+
 @serve_app.command("serve", epilog="Example: fedveil serve my.toml --wait 3 --out runs/net")
 def serve(
     config: OptionalConfig = None,
@@ -81,18 +158,30 @@ def serve(
     folder: Network = Path("network"),
     wait: Annotated[int, typer.Option(min=1, help="Clients that must have consented before the first round.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
+    log_format: LogFormat = "text",
+    metrics: Metrics = "",
 ) -> None:
     """Train with the clients of a network, from the server's machine."""
     from fedveil.deploy.network_folder import open_network
     from fedveil.deploy.serve import Serving
     from fedveil.deploy.serve import serve as train
+    from fedveil.deploy.status import Status, printer
 
     if resume is not None and config is None and preset is None:
         config = resume / "config.toml"
     wanted = configuration(config, preset, overrides, False)
     path = resume or out or Path("runs") / f"net-{wanted.method.name}"
-    result = train(wanted, Serving(open_network(folder), path, resume is not None, wait, typer.echo, _row))
-    typer.echo(f"run: {result.path} (fingerprint {result.closing})")
+    network = open_network(folder)
+    with Status(network.path, network.certificates[0], metrics) as status:
+        tell = printer(log_format, lambda: status.values)
+
+        def on_round(row: Row) -> None:
+            status.row(row)
+            tell(_row_text(row))
+
+        note = status.update
+        result = train(wanted, Serving(network, path, resume is not None, wait, tell, on_round, status.ready, note))
+        tell(f"run: {result.path} (fingerprint {result.closing})")
     if result.ended:
         raise typer.Exit(3)
 
@@ -105,23 +194,36 @@ def join(
     consent: Annotated[Path, typer.Option(help="What this client agrees to, consent.toml.")],
     folder: Annotated[Path, typer.Option("--dir", help="This client's own folder: ledgers and states.")] = Path("client"),
     check: Annotated[bool, typer.Option("--check", help="Show what is offered, and take no part.")] = False,
+    log_format: LogFormat = "text",
+    metrics: Metrics = "",
 ) -> None:
     """Take part in the runs of a server, as far as the consent allows. With --check: exit 0 if it fits, 1 if not."""
-    from fedveil.deploy.consent import read_consent_file
+    from fedveil.deploy.consent import ConsentFile
     from fedveil.deploy.join import Joining
     from fedveil.deploy.join import join as take_part
+    from fedveil.deploy.status import Status, printer
+    from fedveil.ledger.files import owner_only_folder
 
-    agreed, fits = read_consent_file(consent), False
-    try:
-        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
-    except KeyboardInterrupt:
-        typer.echo("left; ledgers and states are on the disk")
+    file, fits = ConsentFile(consent), False
+    agreed = file.read()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Status(owner_only_folder(folder), ca, metrics) as status:
+        tell = printer(log_format)
+        try:
+            note = status.update
+            fits = take_part(agreed, Joining(server, ca, private, folder, check, tell, changed=file.changed, note=note))
+        except KeyboardInterrupt:
+            tell("left; ledgers and states are on the disk")
     sys.stdout.flush()
     os._exit(int(check and not fits))  # Flower's threads that wait for a message which never arrives would block the exit
 
 
 def _row(record: Row) -> None:
-    """Print one line for a round."""
+    typer.echo(_row_text(record))
+
+
+def _row_text(record: Row) -> str:
+    """Return one line for a round."""
     scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
     spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""
-    typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")
+    return f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s"

@@ -10,6 +10,7 @@ import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,8 @@ class Limits(_Section):
     """Limits on a run's work, judged by its configuration alone: nothing here depends on the client's examples.
 
     parameters: of the model. rounds, clients: of the run. steps: local steps per round, and any number of steps of the method.
-    seconds: for checking an offer.
+    seconds: for checking an offer. round_seconds: for the training of a round; a longer one counts as failed.
+    message_bytes: of a message to this client; by default what the parameters need. memory_bytes: of this client's process.
     """
 
     parameters: int = Field(25_000_000, ge=1)
@@ -94,6 +96,9 @@ class Limits(_Section):
     clients: int = Field(1_000_000, ge=1)
     steps: int = Field(100_000, ge=1)
     seconds: Positive = 60.0
+    round_seconds: Positive | None = None
+    message_bytes: int | None = Field(None, ge=2**20)
+    memory_bytes: int | None = Field(None, ge=2**29)
 
     @classmethod
     def none(cls, parameters: int) -> Limits:
@@ -104,7 +109,8 @@ class Limits(_Section):
     @property
     def message(self) -> int:
         """Return the largest size of a message to this client in bytes: a round has a few vectors as long as the model."""
-        return 64 * self.parameters + 2**23
+        needed = 64 * self.parameters + 2**23
+        return needed if self.message_bytes is None else min(needed, self.message_bytes)
 
     @property
     def memory(self) -> int:
@@ -119,6 +125,7 @@ class Consent(_Section):
     unit, adjacency: which these caps refer to. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
     trust: names of installed distributions whose methods and tasks runs may name. limits: on work.
+    until: the last day (UTC) on which it takes part, or None.
     """
 
     data: OwnData
@@ -129,6 +136,44 @@ class Consent(_Section):
     seeded_noise: bool = False
     trust: tuple[str, ...] = ()
     limits: Limits = Limits()
+    until: date | None = None
+
+
+def require_not_ended(consent: Consent, now: datetime | None = None) -> None:
+    """Refuse everything after the consent's last day.
+
+    Raises:
+        ConsentRefused: it has ended.
+    """
+    if consent.until is not None and (now or datetime.now(UTC)).astimezone(UTC).date() > consent.until:
+        raise ConsentRefused(f"this client's consent ended on {consent.until} (until in its consent.toml)")
+
+
+class ConsentFile:
+    """Consent in a file, which is read again when the file changes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._read = path, b""
+
+    def read(self) -> Consent:
+        """Return the consent; raise ConfigError as `read_consent_file`."""
+        self._read = self._content()
+        return read_consent_file(self.path)
+
+    def changed(self) -> Consent | ConfigError | None:
+        """Return the consent if the file has changed since it was read, or why it cannot be read; else None."""
+        if self._content() == self._read:
+            return None
+        try:
+            return self.read()
+        except ConfigError as problem:
+            return problem
+
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return b""
 
 
 @dataclass(frozen=True)
@@ -201,6 +246,7 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
         ConsentRefused: the consent does not cover it, with the reason.
     """
     scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    require_not_ended(consent)
     _refuse_code(consent, config)
     _refuse_columns(consent, config)
     _refuse_work(consent.limits, config)
@@ -302,6 +348,7 @@ def _refuse_work(limits: Limits, config: Config) -> None:
     if not (wrong := _beyond(limits, asked)):
         layout = layout_of(config, population.data)
         wrong = _beyond(limits, {"model: the number of parameters": (layout.dimension, "parameters")})
+        wrong = wrong or _message_beyond(limits, layout.dimension)
     if wrong:
         raise ConsentRefused(f"{wrong} of this client's consent: a smaller run, or a larger limit in consent.toml")
 
@@ -310,6 +357,13 @@ def _beyond(limits: Limits, asked: dict[str, tuple[int, str]]) -> str:
     """Return a message for the first number above its limit, or an empty string."""
     limited = ((key, value, name, getattr(limits, name)) for key, (value, name) in asked.items())
     return next((f"{key} is {value:,}, and limits.{name} is {most:,}" for key, value, name, most in limited if value > most), "")
+
+
+def _message_beyond(limits: Limits, dimension: int) -> str:
+    """Return a message if a round's model alone, as float32, exceeds the limit on messages, or an empty string."""
+    if limits.message_bytes is None or 4 * dimension <= limits.message_bytes:
+        return ""
+    return f"model: one has {4 * dimension:,} bytes, and limits.message_bytes is {limits.message_bytes:,}"
 
 
 def _whole(options: dict[str, Any]) -> Iterator[tuple[str, int]]:

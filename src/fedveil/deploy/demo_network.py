@@ -141,7 +141,7 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
         "unit": str(config.privacy.unit),
         "adjacency": str(adjacency),
         "seeded_noise": config.run.seeded_noise,
-        "limits": Limits.none(setting.layout.dimension).model_dump(),
+        "limits": Limits.none(setting.layout.dimension).model_dump(exclude_none=True),
     }
     check_offer(Consent.model_validate(consent), offered)
     return consent

@@ -25,25 +25,36 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from subprocess import Popen
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil import __version__
 from fedveil.accounting.types import at_most
 from fedveil.deploy.client_ledger import ClientLedger
 from fedveil.deploy.client_node import ClientNode, ClientStates
-from fedveil.deploy.consent import AcceptedRun, Consent, ConsentRefused, check_offer, judged_in_time, require_noise, require_price
+from fedveil.deploy.consent import (
+    AcceptedRun,
+    Consent,
+    ConsentRefused,
+    check_offer,
+    judged_in_time,
+    require_noise,
+    require_not_ended,
+    require_price,
+)
 from fedveil.deploy.deployed_data import client_data, empty_client_data
 from fedveil.deploy.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
+from fedveil.deploy.membership import expiry
 from fedveil.deploy.network_folder import check_readable
 from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
-from fedveil.deploy.programs import Program, ended_by_signal, free_port, running
-from fedveil.deploy.round_messages import TaskMessage, read_task
+from fedveil.deploy.programs import Program, ended_by_signal, free_port, limit_memory, running
+from fedveil.deploy.round_messages import RefusalMessage, TaskMessage, read_task, reply_bytes
 from fedveil.deploy.server_clock import clocks_that_differ
+from fedveil.deploy.status import notify
 from fedveil.deploy.wire_format import WireError, printable
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
@@ -76,7 +87,8 @@ class JoinedClient:
     ) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
-        self.has_looked, self.fits = False, False
+        self.has_looked, self.fits, self._unreadable = False, False, ""
+        self.last: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}
@@ -91,16 +103,41 @@ class JoinedClient:
             WireError: it is neither, or of a run that this client has not consented to.
         """
         if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
-            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
+            key = "limits.parameters" if self.consent.limits.message_bytes is None else "limits.message_bytes"
+            raise WireError(f"a message has at most {most} bytes at this client ({key}), this one has {size}")
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:
             raise WireError("a message has one part or two")
         task = read_task(parts[1])
         with locked(self.folder, wait=True):
-            answer = self._node(task).answer(*parts)
+            try:
+                self._require_valid()
+                node = self._node(task)
+            except ConsentRefused as refusal:
+                self.tell(f"run {task.run}, round {task.round}: refused: {refusal}")
+                return reply_bytes(RefusalMessage(task, str(refusal)))
+            answer = node.answer(*parts)
         self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
+        answers = self.last.get("answers", 0) + 1
+        self.last = {"state": "took part", "run": task.run, "round": task.round, "answers": answers}
         return answer
+
+    def change_consent(self, consent: Consent | ConfigError) -> None:
+        """Follow a changed consent from now on, also in runs that it was asked for before; refuse all while it is an error."""
+        if isinstance(consent, ConfigError):
+            self._unreadable = str(consent)
+            self.tell(f"the changed consent cannot be read, and everything is refused until it can: {consent}")
+            return
+        self._unreadable, self.consent, self.ledger = "", consent, ClientLedger(self.folder, consent)
+        self._nodes.clear()
+        self.tell("the consent has changed, and holds from now on; runs that were refused are judged again when they are offered")
+
+    def _require_valid(self) -> None:
+        """Refuse everything if the consent has ended, or cannot be read."""
+        if self._unreadable:
+            raise ConsentRefused("this client's consent cannot be read at the moment; its own log tells why")
+        require_not_ended(self.consent)
 
     def consented(self, offer: Offer) -> float:
         """Check an offer, store it, and return the epsilon that the client has certified.
@@ -115,6 +152,7 @@ class JoinedClient:
                 f"the server has fedveil {printable(offer.fedveil)}, and this client {__version__}: install the same version on "
                 f"both sides"
             )
+        self._require_valid()
         self._require_unchanged(offer)
         accepted = judged_in_time(self.consent, offer.parsed())
         with locked(self.folder, wait=True):
@@ -195,7 +233,8 @@ class JoinedClient:
             require_price(accepted, plan)
 
         rule = participation_of(accepted.method, accepted.setting)
-        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
+        context = replace(job.context, longest=self.consent.limits.round_seconds)
+        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
         data = self.consent.data
@@ -219,6 +258,7 @@ class JoinedClient:
     def _pin(self, offer: Offer) -> None:
         """Store the offer, and sync it to disk."""
         folder, fields = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
+        fields["fedveil"] = offer.fedveil  # for the record: an upgrade of both sides changes no offer
         replace_whole(folder / "offer.json", json.dumps(fields).encode(), private=True)
         for listed in (folder, folder.parent, self.folder):
             sync_path(listed)
@@ -248,6 +288,8 @@ class Joining:
         server: host:port. authority: the certificate `ca.pem` from the server's operator. key: the client's private key.
         folder: its own, for ledgers and states. check: show offers, and take no part.
         tell: called with a line for each event. until: called between messages; returns whether to end.
+        changed: called between messages; returns another consent, why it cannot be read, or None if it is as before.
+        note: called with what changes in the state of the client (`Status.update`).
     """
 
     server: str
@@ -257,6 +299,8 @@ class Joining:
     check: bool = False
     tell: Callable[[str], None] = lambda line: None
     until: Callable[[], bool] = lambda: False
+    changed: Callable[[], Consent | ConfigError | None] = lambda: None
+    note: Callable[..., None] = lambda **values: None
 
 
 def join(consent: Consent, joining: Joining) -> bool:
@@ -277,8 +321,11 @@ def join(consent: Consent, joining: Joining) -> bool:
         raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
     require_fleet_routes()
     check_readable(joining.authority, joining.key)
+    if soon := expiry(joining.authority, "ask the server's operator for the ca.pem that follows it"):
+        joining.tell(soon)
     import torch
 
+    limit_memory(consent.limits.memory_bytes)
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     client, port = JoinedClient(joining.folder, consent, joining.tell, check=joining.check), free_port()
@@ -304,6 +351,8 @@ def join(consent: Consent, joining: Joining) -> bool:
                 joining.tell(f"a message was refused: {printable(reason)}")
             refused = reason
 
+        joining.note(state="waiting for an offer")
+        notify("READY=1")
         joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:
             end = math.inf
@@ -312,8 +361,11 @@ def join(consent: Consent, joining: Joining) -> bool:
                 if token is not None:
                     carried = (endpoint, token, expected, asked, supernode.process, refuse)
                     threading.Thread(target=_carry, args=carried, daemon=True).start()
+                if (consent_now := joining.changed()) is not None:
+                    client.change_consent(consent_now)
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
+                    joining.note(**client.last)
                 if client.has_looked:
                     end = min(end, time.monotonic() + _FAREWELL)
         finally:
@@ -364,6 +416,8 @@ def advice(line: str, joining: Joining) -> str:
         f"the server's operator, who runs `fedveil net admit` and starts the server again. Admitted: the server counts an "
         f"earlier connection for up to a minute, and one of another process with this key for ever. This client tries again "
         f"every {_RETRY:g} seconds",
+        "certificate has expired": f"the certificate of {joining.server} has ended, or this machine's clock is wrong: ask the "
+        f"server's operator for fedveil net renew; this client tries again every {_RETRY:g} seconds",
         "CERTIFICATE_VERIFY_FAILED": f"the certificate at {joining.server} is not of the authority in {joining.authority}: ask "
         f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
     }

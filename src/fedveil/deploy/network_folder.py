@@ -35,7 +35,7 @@ from fedveil.ledger.files import DRAFT, owner_only_folder, replace_whole
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 
-_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+_AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 
 
 def make_authority(folder: Path) -> None:
@@ -48,8 +48,8 @@ def make_authority(folder: Path) -> None:
     replace_whole(folder / AUTHORITY, made.public_bytes(Encoding.PEM))
 
 
-def make_server(folder: Path, host: str) -> None:
-    """Write a key and a certificate for a server with that name or address, signed by the folder's authority."""
+def make_server(folder: Path, host: str, days: int = SERVER_DAYS) -> None:
+    """Write a key and a certificate for a server with that name or address, signed by the folder's authority, for `days`."""
     authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
     signer = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -62,7 +62,7 @@ def make_server(folder: Path, host: str) -> None:
         (x509.BasicConstraints(False, None), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
     ]
-    made = _signed(name, authority.subject, key.public_key(), signer, _SERVER_DAYS, extensions)
+    made = _signed(name, authority.subject, key.public_key(), signer, days, extensions)
     _write_private(folder / SERVER_KEY, key)
     replace_whole(folder / SERVER, made.public_bytes(Encoding.PEM))
 
@@ -158,7 +158,7 @@ def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
 
 
-_FILE, _SECRET, _CLIENTS = "network.json", "secret", "clients"
+_FILE, _SECRET, CLIENTS = "network.json", "secret", "clients"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 """Pattern of a host name, an IPv4 address or an IPv6 address."""
 
@@ -193,21 +193,35 @@ class NetworkFolder:
 
     def admitted(self) -> dict[int, Path]:
         """Return the public key file of each client."""
-        return {int(path.name.split("-")[0]): path for path in sorted((self.path / _CLIENTS).glob("*.pub"))}
+        return _numbered(self.path / CLIENTS)
+
+    def removed(self) -> dict[int, Path]:
+        """Return the last public key file of each client that has had another key, or is admitted no more."""
+        return _numbered(self.path / CLIENTS / "removed")
 
     def admit(self, key: Path) -> int:
         """Admit the client with this public key, and return its permanent number.
 
+        A client that was removed gets its number back.
+
         Raises:
-            ConfigError: the file is not a key, or the key was admitted before.
+            ConfigError: the file is not a key, the key was admitted before, or its client has another one now.
         """
-        public, admitted = public_key_of(key), self.admitted()
+        public, admitted, removed = public_key_of(key), self.admitted(), self.removed()
         for number, path in admitted.items():
             if public_key_of(path) == public:
                 raise ConfigError(f"{key}: admitted before, as client {number}")
-        number = max(admitted, default=-1) + 1
-        replace_whole(owner_only_folder(self.path / _CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
+        number = next((n for n, path in removed.items() if public_key_of(path) == public), None)
+        if number in admitted:
+            raise ConfigError(f"{key}: an earlier key of client {number}, which has another one now")
+        number = max([*admitted, *removed], default=-1) + 1 if number is None else number
+        replace_whole(owner_only_folder(self.path / CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
         return number
+
+
+def _numbered(folder: Path) -> dict[int, Path]:
+    """Return the public key files in a folder by the number at the beginning of their names."""
+    return {int(path.name.split("-")[0]): path for path in sorted(folder.glob("*.pub"))}
 
 
 def make_network(path: Path, host: str, port: int) -> NetworkFolder:

@@ -1,7 +1,7 @@
 """The messages before the first round, and the clients that the server asks: admitted, online, and consenting.
 
 OFFER     from the server: the run, the client's number, the whole configuration, and its version of fedveil
-CONSENT   from the client: the digest of the offer, and the epsilon that it has certified by itself
+CONSENT   from the client: the digest of the offer, the epsilon that it has certified by itself, and its version of fedveil
 REFUSAL   from the client: the reason
 """
 
@@ -25,6 +25,7 @@ from fedveil.deploy.wire_format import (
     decoded,
     digest,
     encoded,
+    printable,
     require_parts,
     run_name,
     text,
@@ -48,7 +49,7 @@ class Offer:
     run: str
     client: int
     config: dict[str, Any]
-    fedveil: str = __version__
+    fedveil: str = field(default_factory=lambda: __version__)
 
     @property
     def digest(self) -> str:
@@ -113,9 +114,8 @@ def read_offer(content: bytes) -> Offer:
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:
     """Return the client's consent as bytes."""
-    return encoded(
-        WireMessage(Kind.CONSENT, {"run": offer.run, "client": offer.client, "offer": offer.digest, "epsilon": epsilon})
-    )
+    fields = {"run": offer.run, "client": offer.client, "offer": offer.digest, "epsilon": epsilon, "fedveil": __version__}
+    return encoded(WireMessage(Kind.CONSENT, fields))
 
 
 def refusal_bytes(offer: Offer, reason: str) -> bytes:
@@ -128,7 +128,7 @@ def read_consent(content: bytes, offer: Offer) -> str:
     """Return why the client refuses, or an empty string if it consents to exactly this offer; raise WireError otherwise."""
     message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
     consents = message.kind is Kind.CONSENT
-    require_parts(message, ("run", "client", *(("offer", "epsilon") if consents else ("reason",))))
+    require_parts(message, ("run", "client", *(("offer", "epsilon", "fedveil") if consents else ("reason",))))
     if (text(message, "run"), whole_number(message, "client")) != (offer.run, offer.client):
         raise WireError("an answer to another offer")
     if not consents:
@@ -138,6 +138,10 @@ def read_consent(content: bytes, offer: Offer) -> str:
         raise WireError("a consent whose epsilon is no finite number")
     if digest(message, "offer") != offer.digest:
         raise WireError("a consent to another configuration")
+    if (version := text(message, "fedveil")) != offer.fedveil:
+        raise WireError(
+            f"the client has fedveil {printable(version)}, and the server {offer.fedveil}: install the same version on both sides"
+        )
     return ""
 
 
@@ -186,6 +190,7 @@ class ConsentingClients:
     consented: set[int] = field(default_factory=set)
     looked: set[int] = field(default_factory=set)
     unanswered: dict[int, str] = field(default_factory=dict)
+    versions: dict[int, str] = field(default_factory=dict)
     _asked: dict[int, float] = field(default_factory=dict)
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
@@ -267,3 +272,4 @@ class ConsentingClients:
             else:
                 self.refused.pop(client, None)
                 self.consented.add(client)
+                self.versions[client] = offers[client].fedveil

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,6 +60,8 @@ def environment(**values: str) -> Iterator[None]:
 
 _PR_SET_PDEATHSIG = 1
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LOG = 10 * 2**20
+"""Size in bytes at which a program's log is begun anew."""
 _UP = 120.0
 """Seconds that a program gets to start answering."""
 
@@ -94,6 +97,17 @@ class Program:
             env=environment,
             preexec_fn=ends_with_parent(self.memory),
         )
+
+    def rotate(self) -> None:
+        """Begin the log anew if it is long; the last ones are LOG.1 and LOG.2."""
+        if self.log.stat().st_size < _LOG:
+            return
+        first, second = (self.log.with_name(f"{self.log.name}.{number}") for number in (1, 2))
+        if first.exists():
+            first.replace(second)
+        shutil.copy(self.log, first)  # with its mode; the program goes on writing at the end of its own file
+        os.truncate(self.log, 0)
+        self._begun = 0
 
     @property
     def running(self) -> bool:
@@ -170,6 +184,8 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
 
     def watch() -> None:
         while not ended.wait(0.2):
+            with suppress(OSError):  # a full disk
+                program.rotate()
             if not program.running:
                 tell(f"{program.name} has ended and is started again: {program.why()}")
                 if not ended.wait(pause):
@@ -211,7 +227,12 @@ def ends_with_parent(memory: int | None = None) -> Callable[[], None] | None:
 def _confine(memory: int | None) -> None:
     """Ask the system, in the child, to end it when its parent ends, however that happens, and to limit its memory."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if memory is not None:
+    limit_memory(memory)
+
+
+def limit_memory(memory: int | None) -> None:
+    """Limit this process's own memory, and that of its later children, to so many bytes (Linux); None leaves it as it is."""
+    if memory is not None and sys.platform.startswith("linux"):
         import resource
 
         _, most = resource.getrlimit(resource.RLIMIT_DATA)

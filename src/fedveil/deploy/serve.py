@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.deploy.grid_engine import GridEngine, GridExchange
+from fedveil.deploy.membership import SeenClients, server_expiry
 from fedveil.deploy.network_folder import public_key_of
 from fedveil.deploy.offers import ConsentingClients, offer_of
 from fedveil.deploy.programs import Program, ended_by_signal, require_free, running
@@ -54,7 +55,7 @@ class Serving:
     Args:
         network: its folder. out: run directory. resume: resume the run there. wait: clients that must be online first.
         tell: called with a line for each event. on_round: called with each row of the history.
-        on_up: called when clients can connect.
+        on_up: called when clients can connect. note: called with what changes in the state of the server (`Status.update`).
     """
 
     network: NetworkFolder
@@ -64,6 +65,7 @@ class Serving:
     tell: Callable[[str], None] = lambda line: None
     on_round: Callable[[Row], None] | None = None
     on_up: Callable[[], None] = lambda: None
+    note: Callable[..., None] = lambda **values: None
 
 
 def serve(config: Config, serving: Serving) -> Result:
@@ -75,11 +77,14 @@ def serve(config: Config, serving: Serving) -> Result:
     require_fleet_routes()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
+    for line in server_expiry(network):
+        serving.tell(line)
     experiment = resolve(config)
     prepared = public_part(experiment)
-    if prepared.population.clients > len(keys):
+    known = len({**keys, **network.removed()})
+    if prepared.population.clients > known:
         raise FedveilError(
-            f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
+            f"data.partition or data.source has {prepared.population.clients} clients, and {known} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
     if not serving.resume:
@@ -99,13 +104,19 @@ def serve(config: Config, serving: Serving) -> Result:
 
         def nodes() -> dict[int, int]:
             clients = {key: client for client, key in keys.items()}  # a node with another key is no client
-            return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
+            online = {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
+            seen.note(online)
+            serving.note(clients_online=len(online), clients_consented=len(versions.keys() & online.keys()))
+            return online
 
+        versions = dict[int, str]()
+        seen = SeenClients(network, versions)
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
             number = prepared.population.clients
-            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell)
+            serving.note(run=run, rounds=experiment.setting.rounds, clients=number, state="waiting for clients")
+            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
 

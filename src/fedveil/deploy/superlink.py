@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -38,8 +38,10 @@ from fedveil.deploy.flower_api import (
     signer,
     superlink_app,
 )
+from fedveil.deploy.membership import end_of
 from fedveil.deploy.network_folder import NetworkFolder, open_network, public_key_of
 from fedveil.deploy.server_clock import two_clocks
+from fedveil.errors import ConfigError
 
 HANDSHAKE = 30.0
 """Seconds from a connection to the end of its first request's header, which must be signed by an admitted key."""
@@ -47,6 +49,8 @@ IDLE = 60.0
 """Seconds between two requests of a connection."""
 LINGER, QUIET = 5.0, 0.5
 """Seconds for which the rest of a refused request is discarded: in total, and without a byte."""
+FOLLOWED = 2.0
+"""Seconds between two looks at the network's folder."""
 HEARD = 1.0
 """Seconds after which the operator gets a line at the latest."""
 SLOWEST = 2.0**14
@@ -123,19 +127,27 @@ class FleetPort:
     """Handler of the connections at the port.
 
     Args:
-        app: Flower's. admitted: public keys (PEM) of the clients, in the order of their numbers.
+        app: Flower's. admitted: public key (PEM) of each client.
         answer: largest size of an answer in bytes. tell: called with a line for the server's operator.
     """
 
-    def __init__(self, app: Any, admitted: Sequence[bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
+    def __init__(self, app: Any, admitted: Mapping[int, bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
         import httpx
 
         self._tell, self._warned, self._large = tell, set[bytes](), set[bytes]()
 
-        self.answer, self.admitted = answer, {key: _Allowance() for key in admitted}
+        self.answer, self.admitted = answer, set(admitted.values())
+        self._allowances = {key: _Allowance() for key in self.admitted}
+        self._numbers = {key: number for number, key in admitted.items()}
         self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
         self._strangers, self._by_key = _Open(STRANGERS), {key: _Open(EACH) for key in self.admitted}
         self._tasks = set[asyncio.Task[None]]()
+
+    def keep(self, admitted: Collection[bytes]) -> None:
+        """Turn away the keys that are no longer among these, whose next request is the last one of their connection."""
+        for key in self.admitted - set(admitted):
+            self.admitted.remove(key)
+            self._tell(f"client {self._numbers[key]} is removed, and turned away from now on")
 
     async def accept(self, listening: socket.socket, context: ssl.SSLContext) -> None:
         """Accept connections forever."""
@@ -194,7 +206,7 @@ class FleetPort:
             raise _Unserved(404)
         if ahead := clock_ahead(headers, now := time.time()):
             if key not in self._warned:
-                self._tell(f"client {list(self.admitted).index(key)} is turned away: {two_clocks(now + ahead, now)}")
+                self._tell(f"client {self._numbers[key]} is turned away: {two_clocks(now + ahead, now)}")
             self._warned.add(key)
             raise _Unserved(401)
         self._warned.discard(key)
@@ -204,7 +216,7 @@ class FleetPort:
         """Refuse what is too large; the operator is told once for each message that the client was given."""
         if key not in self._large:
             self._tell(
-                f"client {list(self.admitted).index(key)} sends an answer that is too large, and is refused: one has at most "
+                f"client {self._numbers[key]} sends an answer that is too large, and is refused: one has at most "
                 f"{self.answer} bytes in this run"
             )
         self._large.add(key)
@@ -219,12 +231,12 @@ class FleetPort:
             self._refuse_large(key)
         async with asyncio.timeout(HANDSHAKE + int(size) / SLOWEST):
             body = await speaker.body()
-        if uploads and not self.admitted[key].take(carried(path, body), len(body)):
+        if uploads and not self._allowances[key].take(carried(path, body), len(body)):
             self._refuse_large(key)
         passed = [(name, value) for name, value in head.headers if name.lower() not in _DROPPED]
         answer = await self._app.post(path, content=body, headers=passed, timeout=None)
         if has_message(path, answer.content):
-            self.admitted[key].grant(self.answer)
+            self._allowances[key].grant(self.answer)
             self._large.discard(key)
         async with asyncio.timeout(HANDSHAKE + len(answer.content) / SLOWEST):
             passed = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
@@ -298,7 +310,7 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
         with told_at(at).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
-    fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer, tell)
+    fleet = FleetPort(app, {number: public_key_of(path) for number, path in network.admitted().items()}, answer, tell)
     with socket.socket(socket.AF_UNIX) as inside, listening(network.address, port) as outside:
         with suppress(FileNotFoundError):
             at.unlink()
@@ -311,11 +323,30 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
             while not server.started:
                 await asyncio.sleep(0.02)
             outside.listen(STRANGERS)
-            await fleet.accept(outside, context)
+            await asyncio.gather(fleet.accept(outside, context), follow(network, context, fleet, tell))
 
         opened = asyncio.create_task(open_port())
         await server.serve(sockets=[inside])
         opened.cancel()
+
+
+async def follow(network: NetworkFolder, context: ssl.SSLContext, fleet: FleetPort, tell: Callable[[str], None]) -> None:
+    """Follow the network's folder for ever: use a renewed certificate, and turn away removed keys, without a restart."""
+    used, ended = network.certificates[0].stat().st_mtime_ns, False
+    while True:
+        await asyncio.sleep(FOLLOWED)
+        try:
+            fleet.keep({public_key_of(path) for path in network.admitted().values()})
+            if (now := network.certificates[0].stat().st_mtime_ns) != used:
+                context.load_cert_chain(*network.certificates)
+                used, ended = now, False
+            if not ended and time.time() > end_of(network.certificates[0]):
+                tell(
+                    f"the certificate {network.certificates[0]} has ended, and no client connects: fedveil net renew, at any time"
+                )
+                ended = True
+        except (OSError, ConfigError) as problem:  # it is being changed: its key is new, and its certificate not yet
+            _log.warning("%s cannot be followed: %s", network.path, problem)
 
 
 def told_at(at: Path) -> Path:

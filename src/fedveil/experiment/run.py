@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +23,7 @@ from fedveil.experiment.resolve import data_spec, resolve_here
 from fedveil.experiment.result import Result, Trivial, trivial_of
 from fedveil.experiment.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.experiment.run_directory import append_history, as_written, locked, write_history
-from fedveil.experiment.shared_budget import affordable, check_plan, run_name, shared_budget
+from fedveil.experiment.shared_budget import reserved, run_name, shared_budget
 from fedveil.experiment.spending import spending_of
 from fedveil.experiment.tracking import RunInfo, Tracker, following, tracker_named
 from fedveil.experiment.verification import check_opening, conclude, opening
@@ -180,19 +180,20 @@ def train(
     if not resume:
         experiment = experiment.with_engine(engine_to_record(engine.name, model, experiment.client, setting, engine.timeout))
     run_id = rundir.new_run_id()
-    shared = shared_budget(experiment) if resume else affordable(experiment, run_id)
+    shared = shared_budget(experiment)
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
-    if not resume:
-        with _writable(path):
-            rundir.create(path)
-    with locked(path):
+    with ExitStack() as stack:
+        if not resume:
+            stack.enter_context(reserved(shared, experiment, run_id, path / "ledger.sqlite"))
+            with _writable(path):
+                rundir.create(path)
+        stack.enter_context(locked(path))
         if resume:
             resumable(path)
             check_data(path, prepared)
             check_opening(path)
             run_id = run_id_of(path)
-            if shared is not None:
-                check_plan(shared, experiment, run_name(experiment, run_id))
+            stack.enter_context(reserved(shared, experiment, run_id, path / "ledger.sqlite"))
         reached = None if clients is None else clients(run_id)
         if not resume:
             _begin(path, experiment, prepared, run_id)

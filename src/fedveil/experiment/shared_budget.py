@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from fedveil.errors import ConfigError, LedgerError
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
-from fedveil.ledger.ledger import AGGREGATE
+from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.population_budget import PopulationBudget, open_budget
 from fedveil.methods.run_cost import ROUNDING, events_in_view, run_releases
 
@@ -53,18 +54,49 @@ def affordable(experiment: Experiment, run_id: str) -> PopulationBudget | None:
     """
     budget = shared_budget(experiment)
     if budget is not None:
-        check_plan(budget, experiment, run_name(experiment, run_id))
+        for planned, clients in plans(experiment):
+            budget.check_plan(planned, run_name(experiment, run_id), clients)
     return budget
 
 
-def check_plan(budget: PopulationBudget, experiment: Experiment, run: str) -> None:
-    """Refuse a run whose planned rounds exceed the remaining budget; raise as `PopulationBudget.check_plan`."""
+@contextmanager
+def reserved(budget: PopulationBudget | None, experiment: Experiment, run_id: str, ledger: Path) -> Iterator[None]:
+    """Reserve the planned rounds of a run for the duration of the block.
+
+    What was not spent is given back when the run has ended. A run that was interrupted after its first release keeps it, since
+    it can be resumed.
+
+    Args:
+        ledger: path of the run's own ledger, which is concluded when the run has ended.
+
+    Raises:
+        LedgerError, ConfigError, BudgetExhausted: as `PopulationBudget.reserve`.
+    """
+    if budget is None:
+        yield
+        return
+    run = run_name(experiment, run_id)
+    budget.reserve(plans(experiment), run)
+    try:
+        yield
+    finally:
+        if not ledger.exists() or not _is_resumable(ledger, run_id):
+            budget.give_back(run)
+
+
+def _is_resumable(path: Path, run_id: str) -> bool:
+    """Return whether a run has released something, and may release more."""
+    with Ledger.open(path, read_only=True) as ledger:
+        return ledger.run == run_id and ledger.closing is None and len(ledger) > 0
+
+
+def plans(experiment: Experiment) -> list[tuple[list[Event], Collection[int]]]:
+    """Return the planned charges of each group of clients, with the clients."""
     method, setting = experiment.method, experiment.setting
-    for group in setting.groups:
-        budget.check_plan(planned_charges(method, setting.of_group(group)), run, group.clients)
-    if not setting.groups:
-        clients = range(setting.clients) if setting.scope.view is View.SERVER else (AGGREGATE,)
-        budget.check_plan(planned_charges(method, setting), run, clients)
+    if setting.groups:
+        return [(planned_charges(method, setting.of_group(group)), group.clients) for group in setting.groups]
+    clients = range(setting.clients) if setting.scope.view is View.SERVER else (AGGREGATE,)
+    return [(planned_charges(method, setting), clients)]
 
 
 def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Scope, float | None]:

@@ -16,10 +16,11 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,6 +57,32 @@ def a_fork_can_train() -> bool:
         finally:
             os._exit(1)
     return os.waitpid(child, 0)[1] == 0
+
+
+class TookTooLong(Exception):
+    """Raised for training that takes longer than the client allows."""
+
+
+@contextmanager
+def ended_after(seconds: float | None) -> Iterator[None]:
+    """Raise TookTooLong in the block after that many seconds, or never; Python interrupts only the main thread (not on Windows).
+
+    An operation of PyTorch is not interrupted in its middle.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise TookTooLong(f"training took longer than the {seconds:g} seconds that this client allows")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[str, Any]:

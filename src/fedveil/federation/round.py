@@ -17,7 +17,7 @@ import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import cells_by_record, evaluation_counts
-from fedveil.federation.isolated import ChildFailed, forked, seed_generators
+from fedveil.federation.isolated import LONGEST, ChildFailed, ended_after, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import promises
@@ -58,6 +58,7 @@ class Context:
     `rehearsal`: the examples are public and nothing is released, so failures raise.
     `isolation`: user-defined code sees each client's data in a child `process`; also each `pass` of DP-SGD in another child;
     or it runs on a `copy` of itself, or directly (`none`).
+    `longest` are the seconds that a client's training may take; one that takes longer has failed.
     Training happens on the device of `model` and `clients`; plans, door, tests and all states stay on the CPU.
     """
 
@@ -77,6 +78,7 @@ class Context:
     tests: Clients | None = None
     rehearsal: bool = False
     isolation: Isolation = "none"
+    longest: float | None = None
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """Return the policy's plan given the earlier releases, extended by the counts of an evaluation."""
@@ -194,7 +196,8 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
 
 def _attempted_here(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     try:
-        return trained(context, task, plan)
+        with ended_after(context.longest):
+            return trained(context, task, plan)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -218,7 +221,7 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
     if isinstance(plan, LocalDpSgd):
         import_module("torch.fx.experimental.symbolic_shapes")  # else vmap loads it in each child: 0.7 s
     try:
-        result = forked(act)
+        result = forked(act, context.longest or LONGEST)
     except ChildFailed as failed:
         result = {"reason": str(failed)}
     return failure(context, task, plan, result["reason"]) if "reason" in result else Work(plan, **result)

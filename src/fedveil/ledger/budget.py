@@ -18,6 +18,7 @@ from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger, Row
 __all__ = ["Budget", "Budgets", "Filter", "FixedPlan", "GdpFilter", "RdpFilter", "best_order"]
 
 _ROUNDING = Fraction(1, 10**5)
+_NOTHING = Fraction(0)
 
 
 class Budget:
@@ -33,20 +34,23 @@ class Budget:
         self.spent = Fraction(0)
         self.blocked = ""
 
-    def check(self, event: Event) -> None:
+    def check(self, event: Event, held: Fraction = _NOTHING) -> None:
         """Check that a release of this cost fits.
+
+        Args:
+            held: part of the budget that other runs have reserved.
 
         Raises:
             BudgetExhausted: the release would exceed the cap, or has no bound; nothing was released.
             ConfigError: the filter cannot account for this kind of release; nothing was released.
         """
-        self._with(event)
+        self._with(event, held)
 
-    def spend(self, event: Event) -> None:
+    def spend(self, event: Event, held: Fraction = _NOTHING) -> None:
         """Check and count one release; raise as `check` does, counting nothing."""
-        self.spent = self._with(event)
+        self.spent = self._with(event, held)
 
-    def _with(self, event: Event) -> Fraction:
+    def _with(self, event: Event, held: Fraction) -> Fraction:
         """Return the spent cost after a release of this cost; raise as `check` does."""
         if isinstance(event, Unbounded) and not isinstance(event, OneOrder):
             raise BudgetExhausted(
@@ -59,8 +63,8 @@ class Budget:
             )
         cost = self.filter.cost(event, self.scope.adjacency)
         spent = self.spent + cost
-        if spent > self.filter.limit:
-            raise BudgetExhausted(self._refusal(event, cost))
+        if spent + held > self.filter.limit:
+            raise BudgetExhausted(self._refusal(event, cost, held))
         return spent
 
     def replay(self, rows: Iterable[Row]) -> None:
@@ -114,9 +118,10 @@ class Budget:
     def __str__(self) -> str:
         return f"Budget: {self.filter.quotes} ({self.scope}), {self.spent_fraction:.4%} spent"
 
-    def _refusal(self, event: Event, cost: Fraction) -> str:
-        remaining, limit = max(self.filter.limit - self.spent, Fraction(0)), self.filter.limit
+    def _refusal(self, event: Event, cost: Fraction, held: Fraction) -> str:
+        remaining, limit = max(self.filter.limit - self.spent - held, Fraction(0)), self.filter.limit
         asked = f"{event} asks {_part(cost, limit):.4%} of the budget and {1 - _part(limit - remaining, limit):.4%} is left"
+        asked += f", since other runs have reserved {_part(held, limit):.4%}" if held else ""
         by_rounding = remaining and cost <= remaining * (1 + _ROUNDING)
         advice = " (short by a rounding error: calibrate to GdpFilter.share or leave a margin)" if by_rounding else ""
         return f"{asked}{advice}. {self}. Nothing was released: stop with the last model, or plan more noise next time"
@@ -165,7 +170,11 @@ class Budgets:
     def check(self, ledger: Ledger, client: int, event: Event) -> None:
         """Raise as `Budget.check` does unless a release of this cost fits after all releases in the ledger."""
         self.replay(ledger.entries(since=self.seen))
-        self.of(client).check(event)
+        self.of(client).check(event, self.held(client))
+
+    def held(self, client: int) -> Fraction:
+        """Return the part of a client's budget that is not available to this run."""
+        return _NOTHING
 
     def replay(self, rows: Iterable[Row]) -> None:
         """Count rows of a ledger, e.g. `replay(ledger.entries(since=budgets.seen))`, skipping rows up to `seen`.
@@ -198,7 +207,7 @@ class Budgets:
                     raise ConfigError(f"these budgets are for {self.scope}, and the release is for {entry.scope}")
                 if entry.client not in trial:
                     trial[entry.client] = copy.copy(self.of(entry.client))
-                trial[entry.client].spend(entry.event)
+                trial[entry.client].spend(entry.event, self.held(entry.client))
 
         if not self.seen:  # count a long ledger before taking the lock that others wait for
             self.replay(ledger.entries())

@@ -143,6 +143,25 @@ class Ledger:
             self._check_usable()
         return list(range(last - len(entries) + 1, last + 1))
 
+    def exclusively(self, do: Callable[[], None]) -> None:
+        """Call a function under the ledger's write lock, after every other writer's commits; it writes no release.
+
+        Raises:
+            LedgerError: the lock cannot be taken.
+        """
+        with self._lock:
+            self._check_usable()
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as problem:
+                raise LedgerError(
+                    f"cannot lock the ledger {self.path} ({problem}): check permissions and other users of the file"
+                ) from problem
+            try:
+                do()
+            finally:
+                self._connection.execute("ROLLBACK")
+
     def _append(self, entries: list[Entry], admit: Callable[[], None] | None) -> tuple[int, str]:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
@@ -220,6 +239,15 @@ class Ledger:
             cursor = self._connection.execute(sql, parameters)
         while page := cursor.fetchmany(_PAGE):
             yield from page
+
+    def copy_to(self, draft: Path) -> tuple[int, str]:
+        """Copy the database to a new file, and return the number of releases in it and the digest of the last one."""
+        with self._lock, BEFORE_FORKS, closing(sqlite3.connect(draft, isolation_level=None)) as copy:
+            self._check_usable()
+            self._connection.backup(copy)
+            row = copy.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
+            copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return row or (0, self._genesis)
 
     @property
     def last_digest(self) -> str:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Event, Scope, Unbounded, small
+from fedveil.accounting.types import Event, Scope, Unbounded, View, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
 from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.ledger.reservations import (
+    Fit,
+    Reservation,
+    SharedBudgets,
+    intervals,
+    read_reservations,
+    reserved_path,
+    write_reservations,
+)
 
 Cap = GdpFilter | RdpFilter
 
@@ -34,7 +43,7 @@ class PopulationBudget:
 
     def ledger(self, run: str, client: int | None = None) -> BudgetedLedger:
         """Return the ledger that a run charges, under the name `run` and, for the budget of one client, the number `client`."""
-        return BudgetedLedger(self.path, Budgets(self.cap, self.scope), run=run, client=client)
+        return BudgetedLedger(self.path, SharedBudgets(self.path, self.cap, self.scope, run), run=run, client=client)
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse a run of another scope.
@@ -48,7 +57,7 @@ class PopulationBudget:
                 f"privacy.unit, privacy.adjacency and privacy.view to those of the budget, or create another budget"
             )
 
-    def check_plan(self, planned: Sequence[Event], run: str, clients: Container[int]) -> None:
+    def check_plan(self, planned: Sequence[Event], run: str, clients: Collection[int]) -> None:
         """Refuse a run whose planned releases do not fit; earlier charges of a resumed run count as part of its plan.
 
         Args:
@@ -57,36 +66,66 @@ class PopulationBudget:
         Raises:
             BudgetExhausted: the plan exceeds the remaining budget, or is unbounded. ConfigError: the cap cannot bound it.
         """
+        cost, budgets = self._cost(planned), SharedBudgets(self.path, self.cap, self.scope, run)
+        with Ledger.open(self.path) as ledger:
+            budgets.replay(ledger.entries())
+        self._check(budgets, cost, clients)
+
+    def reserve(self, plans: Sequence[tuple[Sequence[Event], Collection[int]]], run: str) -> None:
+        """Reserve what a run plans, so that no other run spends it; raise as `check_plan` if it does not fit.
+
+        Args:
+            plans: of each group of clients, all releases about one client, and the clients, as in `check_plan`.
+        """
+        costs = [(self._cost(planned), clients) for planned, clients in plans]
+        budgets = SharedBudgets(self.path, self.cap, self.scope, run)
+
+        def take() -> None:
+            budgets.replay(ledger.entries(since=budgets.seen))
+            for cost, clients in costs:
+                self._check(budgets, cost, clients)
+            rows = [Reservation(*interval, cost) for cost, clients in costs for interval in intervals(clients)]
+            write_reservations(self.path, {**budgets.reserved, run: rows})
+
+        with Ledger.open(self.path) as ledger:
+            budgets.replay(ledger.entries())  # a long ledger is counted before the lock that others wait for
+            ledger.exclusively(take)
+
+    def give_back(self, run: str) -> bool:
+        """Give back what a run has reserved and not spent; return whether it had reserved anything."""
+        if run not in read_reservations(self.path):
+            return False
+
+        def give() -> None:
+            write_reservations(self.path, {name: rows for name, rows in read_reservations(self.path).items() if name != run})
+
+        with Ledger.open(self.path) as ledger:
+            ledger.exclusively(give)
+        return True
+
+    def _cost(self, planned: Sequence[Event]) -> Fraction:
         for event in planned:
             if isinstance(event, Unbounded):
                 raise BudgetExhausted(
                     f"privacy.budget = '{self.path}': this run would release something of unbounded cost ({event.reason}): use a "
                     f"method that proves a cost, or leave privacy.budget out"
                 )
-        cost = sum((self.cap.cost(event, self.scope.adjacency) for event in planned), Fraction(0))
-        all_runs, of_run = Budgets(self.cap, self.scope), Budgets(self.cap, self.scope)
-        with Ledger.open(self.path) as ledger:
-            for row in ledger.entries():
-                if row[2].client in clients:
-                    all_runs.replay([row])
-                    if row[2].run == run:
-                        of_run.replay([row])
-        worst, remaining, further = None, self.cap.limit, cost
-        for client in all_runs.clients:
-            rest = max(cost - of_run.of(client).spent, Fraction(0))
-            free = Fraction(0) if all_runs.of(client).blocked else self.cap.limit - all_runs.of(client).spent
-            if free - rest < remaining - further:
-                worst, remaining, further = client, free, rest
-        if further > remaining:
-            raise BudgetExhausted(self._refusal(worst, max(remaining, Fraction(0)), further))
+        return sum((self.cap.cost(event, self.scope.adjacency) for event in planned), Fraction(0))
 
-    def _refusal(self, client: int | None, left: Fraction, asked: Fraction) -> str:
-        whose = f" of client {client}" if client not in (None, AGGREGATE) else ""
+    def _check(self, budgets: SharedBudgets, cost: Fraction, clients: Collection[int]) -> None:
+        fit = budgets.tightest(cost, clients)
+        if fit.asked > fit.free:
+            raise BudgetExhausted(self._refusal(fit))
+
+    def _refusal(self, fit: Fit) -> str:
+        left, asked, limit = max(fit.free, Fraction(0)), fit.asked, self.cap.limit
+        whose = f" of client {fit.client}" if fit.client not in (None, AGGREGATE) else ""
+        reserved = f" (other runs have reserved {percent(fit.held / limit)})" if fit.held else ""
         return (
-            f"privacy.budget = '{self.path}': this run plans to spend {percent(asked / self.cap.limit)} of the budget"
-            f" ({self.cap.quotes}), and {percent(left / self.cap.limit)}{whose} is left, which is epsilon = "
+            f"privacy.budget = '{self.path}': this run plans to spend {percent(asked / limit)} of the budget"
+            f" ({self.cap.quotes}), and {percent(left / limit)}{whose} is left{reserved}, which is epsilon = "
             f"{rounded_down(self.epsilon(left)):g} at delta = {small(self.cap.delta)}. Nothing was trained or released: plan "
-            f"fewer rounds or more noise (fedveil budget show {self.path} lists what was spent)"
+            f"fewer rounds or more noise (fedveil budget show {self.path} lists what was spent and reserved)"
         )
 
     def epsilon(self, spent: Fraction) -> float:
@@ -116,6 +155,7 @@ def create_budget(path: str | Path, epsilon: float, delta: float, scope: Scope, 
     budget = PopulationBudget(path, _cap(epsilon, delta, order), scope)
     names = {"unit": str(scope.unit), "adjacency": str(scope.adjacency), "view": str(scope.view)}
     Ledger.create(path, "budget", {"budget": {**numbers, **names}}).close()
+    reserved_path(path).unlink(missing_ok=True)  # of an earlier budget with this name
     return budget
 
 
@@ -206,13 +246,21 @@ class Project:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """What a run has reserved and not yet spent, as a share of the budget, for the client with most of it."""
+
+    run: str
+    share: float
+
+
+@dataclass(frozen=True)
 class Spending:
     """Summary of a budget's ledger.
 
     Args:
         clients: number of clients with a release (server view), or 0. most: the client with the least remaining budget, or -1.
         epsilon, spent: of all projects together, for that client. left: the largest epsilon that a further project may use by
-            itself, at the budget's delta, with any participants.
+            itself, at the budget's delta, with any participants. reserved: by runs that have not ended.
     """
 
     rows: int
@@ -222,6 +270,7 @@ class Spending:
     spent: float
     left: float
     projects: tuple[Project, ...]
+    reserved: tuple[Reserved, ...] = ()
 
 
 @dataclass
@@ -233,8 +282,8 @@ class _Count:
 
 def spending(budget: PopulationBudget) -> Spending:
     """Summarise the ledger of a budget, with costs as its cap counts them."""
-    empty = Budgets(budget.cap, budget.scope)
-    every, projects = _Count(empty), dict[str, _Count]()
+    empty, shared = Budgets(budget.cap, budget.scope), SharedBudgets(budget.path, budget.cap, budget.scope, "")
+    every, projects = _Count(shared), dict[str, _Count]()
     with Ledger.open(budget.path) as ledger:
         for row in ledger.entries():
             run = row[2].run
@@ -244,9 +293,9 @@ def spending(budget: PopulationBudget) -> Spending:
                 count.runs.add(run)
                 count.rows += 1
     most = max(every.budgets.clients, key=lambda c: every.budgets.of(c).spent_fraction, default=-1)
-    free = budget.cap.limit - (every.budgets.of(most).spent if every.rows else 0)
-    blocked = bool(every.rows and every.budgets.of(most).blocked)
-    left = 0.0 if blocked or free <= 0 else rounded_down(budget.epsilon(free))
+    everybody = range(AGGREGATE if budget.scope.view is not View.SERVER else 0, 2**63)
+    free = shared.tightest(Fraction(0), everybody).free
+    left = 0.0 if free <= 0 else rounded_down(budget.epsilon(free))
     return Spending(
         rows=every.rows,
         clients=sum(client >= 0 for client in every.budgets.clients),
@@ -258,6 +307,7 @@ def spending(budget: PopulationBudget) -> Spending:
             Project(name, len(c.runs), c.rows, _epsilon(budget, c.budgets), c.budgets.spent_fraction)
             for name, c in projects.items()
         ),
+        reserved=tuple(Reserved(run, float(share / budget.cap.limit)) for run, share in shared.shares().items()),
     )
 
 

@@ -325,6 +325,8 @@ def test_other_numbers_than_those_of_the_ledger_are_refused(tmp_path: Path) -> N
         ({"rounds": 0}, "rounds = 0"),
         ({"rounds": 1.5}, "rounds = 1.5"),
         ({"clip": -1.0}, "clip = -1.0 is not possible"),
+        ({"clip": 1e300}, "clip = 1e.300 is not possible"),
+        ({"clip": 1e-300}, "clip = 1e-300 is not possible"),
     ],
 )
 def test_impossible_numbers_are_refused_at_once(changed: Any, words: str, tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Kind, not_constant, unfit
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError, UpdateRefused
-from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole
+from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole, was_begun
 from fedveil.ledger.population_budget import lifetime_budget
 from fedveil.methods.base import gaussian_plan
-from fedveil.platforms.releaser import ITSELF, federation_setting, positive_number, whole_number
+from fedveil.platforms.releaser import ITSELF, federation_setting, positive_number
 from fedveil.release.array_door import ArrayDoor
 from fedveil.release.noise import Randomness
 
@@ -112,7 +112,7 @@ class AppFolder:
         part = context.node_config.get("partition-id")
         made = cls(folder, "client" if part is None else f"client-{int(part)}")
         alone = not made._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
-        if alone and not (made.path.exists() or head_path(made.path).exists()) and (owner := made._owner()) != made.name:
+        if alone and not was_begun(made.path) and (owner := made._owner()) != made.name:
             raise ConfigError(
                 f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {made.name}; "
                 f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
@@ -231,7 +231,7 @@ def dp_mod(
     folder = absolute_path("ledger", ledger)
     numbers = {"clip": clip, "epsilon": epsilon, "delta": delta}
     clip, epsilon, delta = (positive_number(key, value) for key, value in numbers.items())
-    plan = gaussian_plan(federation_setting(clip, epsilon, delta, whole_number("rounds", rounds), 1, SCOPE), clip)
+    plan = gaussian_plan(federation_setting(clip, epsilon, delta, rounds, 1, scope=SCOPE), clip)
     return DpMod(plan, epsilon, delta, folder, weight, tuple(untouched))
 
 

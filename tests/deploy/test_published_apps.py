@@ -80,7 +80,7 @@ def ran(made: ModuleType, folder: Path) -> tuple[Server, Context]:
     return grid, context
 
 
-def at_the_clients(name: str, folder: Path, **more: Any) -> ModuleType:
+def at_the_clients(name: str, folder: Path, *changes: tuple[str, str], **more: Any) -> ModuleType:
     """Return an app with `dp_mod` first in its list."""
     total = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-3, "rounds": ROUNDS, **more}
     mod = f"dp_mod(**{total!r}, ledger={str(folder / 'ledgers')!r})"
@@ -89,14 +89,14 @@ def at_the_clients(name: str, folder: Path, **more: Any) -> ModuleType:
         changed = line.replace("mods=[", f"mods=[{mod}, ")
     else:
         changed = line.replace(")", f"{', ' if 'client_fn' in line else ''}mods=[{mod}])")
-    return app(name, ("\napp = ClientApp(", "\nfrom fedveil import dp_mod\n\napp = ClientApp("), (line, changed))
+    return app(name, ("\napp = ClientApp(", "\nfrom fedveil import dp_mod\n\napp = ClientApp("), (line, changed), *changes)
 
 
-def on_the_sum(name: str, folder: Path, **more: Any) -> ModuleType:
+def on_the_sum(name: str, folder: Path, *changes: tuple[str, str], **more: Any) -> ModuleType:
     """Return an app with its strategy inside `CentralDP`."""
     total = {"clip": 1.0, "clients": CLIENTS, "rate": 0.6, "epsilon": 8.0, "delta": 1e-3, "out": str(folder / "run"), **more}
     line = f"    from fedveil import CentralDP\n\n    strategy = CentralDP(strategy, rounds=rounds, **{total!r})\n{START}"
-    return app(name, (START, line))
+    return app(name, (START, line), *changes)
 
 
 def verified(folder: Path) -> int:
@@ -205,3 +205,16 @@ def test_a_numpy_client_releases_and_a_strategy_of_its_kind_is_refused_on_the_su
     wrapped += f"epsilon=8.0, delta=1e-3, out={str(tmp_path / 'run')!r})\n{line}"
     with pytest.raises(fv.ConfigError, match=r"is not a strategy of flwr\.serverapp\.strategy"):
         ran(app("numpy_client", (line, wrapped)), tmp_path / "sum")
+
+
+def test_what_a_server_cannot_do_without_metrics_ends_its_run(tmp_path: Path) -> None:
+    """At the clients after one charged round; on the sum before any charge."""
+    reading = "FedAvg(train_metrics_aggr_fn=lambda replies, key: MetricRecord({'loss': replies[0]['metrics']['train_loss']}),"
+    lines = ("FedAvg(fraction_train=1.0,", reading)
+    made = at_the_clients("torch_quickstart", tmp_path, lines)
+    with pytest.raises(KeyError, match="train_loss"):
+        ran(made, tmp_path)
+    assert {read_head(ledger)[0] for ledger in (tmp_path / "ledgers").glob("*.sqlite")} == {1}
+    with pytest.raises(fv.ConfigError, match="nothing was charged"):
+        ran(on_the_sum("torch_quickstart", tmp_path / "sum", lines), tmp_path / "sum")
+    assert not (tmp_path / "sum" / "run").exists()

@@ -228,13 +228,13 @@ def test_other_arrays_than_those_that_came_are_refused(site: Site, data: dict[st
     assert site.charged() == 0
 
 
-def test_weights_in_a_model_and_alone_in_a_collection_are_unwrapped(site: Site) -> None:
+def test_weights_in_a_model_and_alone_in_a_collection_are_unwrapped(site: Site, tmp_path: Path) -> None:
     inner = {"params": model(), "params_type": "FULL", "metrics": {"loss": 1234.5}, "meta": {"secret": 1234.5}}
     left = from_shareable(site.ran(model(), answer(inner, DataKind.FL_MODEL)))
     assert set(left.data) == {"params", "params_type", "meta"}
     assert "1234.5" not in str(left.data)
     assert np.abs(left.data["params"]["w"] - 100).max() < NOISE
-    member = DXO(DataKind.WEIGHTS, model(), {"secret": 1234.5})
+    member, site = DXO(DataKind.WEIGHTS, model(), {"secret": 1234.5}), Site(tmp_path / "others")
     came = {"one": DXO(DataKind.WEIGHTS, model())}
     left = from_shareable(site.ran(came, answer({"one": member}, DataKind.COLLECTION), DataKind.COLLECTION))
     for form in (model(), came):
@@ -331,13 +331,38 @@ def test_other_numbers_than_those_of_the_ledger_release_nothing(site: Site, tmp_
     assert site.charged() == 1
 
 
-@pytest.mark.parametrize("odd", [{"clip": 0}, {"epsilon": np.nan}, {"rounds": 2.5}, {"clients": 0}, {"ledger": "here"}])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"clip": 0}, {"clip": 1e300}, {"clip": 1e-40}, {"epsilon": np.nan}, {"rounds": 2.5}, {"clients": 0}, {"ledger": "here"},
+        {"delta": 1.0}, {"delta": 0.09},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_impossible_arguments_are_refused_where_a_job_is_written(odd: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=next(iter(odd))):
         ReleaseFilter(**{**TOTAL, "ledger": str(tmp_path), **odd})
+    assert not list(tmp_path.iterdir())
     where = {"out": odd["ledger"]} if "ledger" in odd else {"out": str(tmp_path / "run"), **odd}
     with pytest.raises(ConfigError):
         NoisyAggregator(**{**TOTAL, **where})
+
+
+@pytest.mark.parametrize("first", [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF])
+def test_the_form_of_a_result_is_that_of_the_first_one(site: Site, first: str) -> None:
+    """A site that chooses it anew each round says one bit about its data, without noise."""
+    forms = {
+        DataKind.WEIGHTS: answer(model()),
+        DataKind.WEIGHT_DIFF: answer(
+            {"w": np.ones((2, 3)), "n": np.array(7), "bn.num_batches_tracked": np.array(3.0)}, "WEIGHT_DIFF"
+        ),
+        DataKind.FL_MODEL: answer({"params": model(), "params_type": "FULL"}, DataKind.FL_MODEL),
+    }
+    site.ran(model(), forms.pop(first))
+    for other in forms.values():
+        with pytest.raises(UpdateRefused, match="and the first one of this job as"):
+            site.ran(model(), other)
+    assert site.charged() == 1
 
 
 def test_the_statement_names_the_ways_round_the_filter(site: Site) -> None:
@@ -386,3 +411,33 @@ def test_the_privacy_policy_of_a_site_builds_the_filter_without_an_allow_list(tm
     assert np.abs(left["w"] - 100).max() < NOISE
     assert site.charged() == 1
     assert manager.get_scope("another") is None
+
+
+def of_policy(folder: Path) -> FLContextManager:
+    """Return contexts of a site whose own policy has a filter, as NVFlare makes them."""
+    site = ReleaseFilter(**TOTAL, ledger=str(folder))
+    scope = SimpleNamespace(task_data_filters={"in": [site]}, task_result_filters={"out": [site]})
+    return FLContextManager(identity_name="site-1", job_id="job", private_stickers={FLContextKey.SCOPE_OBJECT: scope})
+
+
+def test_with_a_filter_in_the_policy_the_one_of_the_job_adds_nothing(tmp_path: Path) -> None:
+    """The first one charged, and the second refused, so that a site paid for rounds of which nothing left."""
+    site = Site(tmp_path / "of the job", clip=2.0)
+    site.contexts = of_policy(tmp_path / "ledgers")
+    left = from_shareable(site.ran(model(), in_place())).data
+    assert 0 < np.abs(left["w"] - 100).max() < NOISE
+    assert site.charged() == 0
+    assert fv.verification(tmp_path / "ledgers" / "site-1.ledger").outcome == "verified"
+    assert not (tmp_path / "of the job").exists()
+
+
+class Replacing(Quantizer):
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        return DXO(DataKind.WEIGHTS, from_shareable(shareable).data).to_shareable()
+
+
+def test_a_result_that_is_replaced_between_two_filters_is_refused_with_the_reason(tmp_path: Path) -> None:
+    site = Site(tmp_path / "of the job", before=(Replacing([DataKind.WEIGHTS], None),))
+    site.contexts = of_policy(tmp_path / "ledgers")
+    with pytest.raises(UpdateRefused, match="a filter between them has replaced it: keep one"):
+        site.ran(model(), in_place())

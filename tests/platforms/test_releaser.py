@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.ledger.files import read_head
-from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.files import head_path, read_head
+from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.methods.base import gaussian_plan
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
@@ -43,6 +45,11 @@ def released(folder: Path) -> int:
     return read_head(path)[0] if path.exists() else 0
 
 
+def rows(folder: Path) -> list[Entry]:
+    with Ledger.open(folder / "site.ledger", read_only=True) as ledger:
+        return [entry for _, _, entry in ledger.entries()]
+
+
 def flat(arrays: dict[str, Any]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays.values()]))
 
@@ -54,26 +61,23 @@ def test_the_bits_are_those_of_the_runs_own_door(tmp_path: Path, scale: float) -
     path, layout = tmp_path / "other", Layout.of(SHAPES)
     path.mkdir()
     other = releaser(path, seed=7, like=update())
-    ledger = other._lifetime().ledger("releaser", 0)
     plan = gaussian_plan(other._setting, 1.0)
-    door = Door(layout, other._scope, "releaser", ledger, Randomness(7, True), max_norm=np.inf)
-    for t, ours in enumerate(rounds):
-        theirs = door.upload(flat(update(t, scale)), plan, 0, t)
-        assert torch.equal(flat(ours), theirs.vector)
-    ledger.close()
-    rows = [[row[2] for row in Ledger.open(folder / "site.ledger", read_only=True).entries()] for folder in (tmp_path, path)]
-    assert rows[0] == rows[1]
+    with other._ledger() as ledger:
+        door = Door(layout, other._scope, "releaser", ledger, Randomness(7, True), max_norm=np.inf)
+        for t, ours in enumerate(rounds):
+            theirs = door.upload(flat(update(t, scale)), plan, 0, t)
+            assert torch.equal(flat(ours), theirs.vector)
+    assert [replace(row, note="") for row in rows(tmp_path)] == rows(path)
 
 
 def test_the_mean_has_the_bits_of_the_runs_own_door(tmp_path: Path) -> None:
     mean = fv.NoisyMean(**NUMBERS, ledger=tmp_path / "sum.ledger", seed=7, place="sum", like=update())
     updates = [update(client, 0.01) for client in range(10)]
     ours = mean([*updates, None])
-    ledger = mean._lifetime().ledger("releaser", -1)
-    door = Door(Layout.of(SHAPES), mean._scope, "releaser", ledger, Randomness(7, True))
     plan = gaussian_plan(mean._setting, 1.0)
-    theirs = door.release_sum([door.seal(flat(one), plan, place, 0) for place, one in enumerate(updates)], plan, 0, 12)
-    ledger.close()
+    with mean._ledger() as ledger:
+        door = Door(Layout.of(SHAPES), mean._scope, "releaser", ledger, Randomness(7, True))
+        theirs = door.release_sum([door.seal(flat(one), plan, place, 0) for place, one in enumerate(updates)], plan, 0, 12)
     assert torch.equal(flat(ours), theirs.vector)
 
 
@@ -172,19 +176,103 @@ def test_a_ledger_of_other_numbers_is_refused(tmp_path: Path, other: dict[str, f
     [
         {"clip": 0}, {"clip": np.inf}, {"clip": "1"}, {"clip": True}, {"epsilon": -1}, {"epsilon": np.nan}, {"delta": 1},
         {"delta": 0.09}, {"rounds": 0}, {"rounds": 2.5}, {"clients": 0}, {"clients": True}, {"view": "aggregate"}, {"seed": -1},
-        {"ledger": "no/such/folder/x"}, {"clip": 1e-300}, {"clip": 1e300},
+        {"ledger": "no/such/folder/x"}, {"clip": 1e-300}, {"clip": 1e300}, {"clip": 1e40}, {"clip": 1e29, "epsilon": 1e-2},
     ],
     ids=str,
 )  # fmt: skip
-def test_impossible_numbers_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_impossible_numbers_are_refused_at_once(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(fv.ConfigError):
-        releaser(tmp_path, **wrong)(update())
-    assert released(tmp_path) == 0
+        releaser(tmp_path, **wrong)
+    assert not list(tmp_path.iterdir())
 
 
 def test_scalars_of_numpy_are_numbers(tmp_path: Path) -> None:
     release = releaser(tmp_path, clip=np.float32(1), clients=np.int64(12), rounds=np.int32(3))
     assert (release.clip, release.clients, release.rounds) == (1.0, 12, 3)
+
+
+def test_other_arrays_in_a_ledger_are_refused_unless_like_names_them(tmp_path: Path) -> None:
+    """What the first update of an object decided was forgotten with the object, though its ledger went on."""
+    release, other = releaser(tmp_path), {"w": np.ones(4)}
+    release(update())
+    again = releaser(tmp_path)
+    for wrong in (other, {**update(), "bias": np.ones(30)}):
+        with pytest.raises(fv.UpdateRefused, match="like="):
+            again(wrong)
+    again(dict(reversed(update().items())))
+    assert released(tmp_path) == 2
+    releaser(tmp_path, like=other)(other)
+    assert len({row.run for row in rows(tmp_path)}) == 2
+    assert released(tmp_path) == 3
+    with pytest.raises(fv.BudgetExhausted):  # one lifetime all the same
+        releaser(tmp_path)(other)
+    assert fv.verification(tmp_path / "site.ledger").outcome == "verified"
+
+
+@pytest.mark.parametrize("loss", ["removed", "older copy", "another one", "ledger alone"])
+@pytest.mark.parametrize("copied", [lambda release: release, pickle.dumps])
+def test_a_living_releaser_notices_that_its_ledger_was_removed_or_set_back(tmp_path: Path, loss: str, copied: Any) -> None:
+    release, folder, before = releaser(tmp_path), tmp_path, tmp_path / "before"
+    release(update())
+    before.mkdir()
+    files = [folder / "site.ledger", head_path(folder / "site.ledger")]
+    for file in files:
+        shutil.copy(file, before)
+    release(update())
+    kept = copied(release)
+    for file in files[: 1 if loss == "ledger alone" else 2]:
+        file.unlink()
+    if loss == "older copy":
+        shutil.copytree(before, folder, dirs_exist_ok=True)
+    if loss == "another one":
+        for _ in range(2):
+            releaser(folder)(update())
+    with pytest.raises(fv.LedgerError):
+        (pickle.loads(kept) if isinstance(kept, bytes) else kept)(update())
+    assert released(tmp_path) == {"older copy": 1, "another one": 2}.get(loss, 0)
+
+
+def test_a_creation_that_was_killed_half_way_is_finished_by_the_next(tmp_path: Path) -> None:
+    """The head is linked first, and without a ledger it locked everybody out."""
+    program = f"""
+import os, signal, numpy as np, fedveil as fv
+link, calls = os.link, []
+def killed(*arguments):
+    if calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(link(*arguments))
+os.link = killed
+fv.Releaser(**{NUMBERS!r}, ledger={str(tmp_path / "site.ledger")!r})({{"w": np.ones(3)}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert head_path(tmp_path / "site.ledger").exists()
+    assert not (tmp_path / "site.ledger").exists()
+    releaser(tmp_path)(update())
+    assert released(tmp_path) == 1
+
+
+def test_noise_from_a_seed_stands_in_the_ledger(tmp_path: Path) -> None:
+    releaser(tmp_path)(update())
+    releaser(tmp_path, seed=3)(update())
+    assert [row.note for row in rows(tmp_path)] == ["", "noise from a seed"]
+    verified = fv.verification(tmp_path / "site.ledger")
+    assert verified.outcome == "contradicted"
+    assert "noise from a seed in 1 of 2 releases" in str(verified.findings)
+
+
+def test_the_statement_says_who_clips(tmp_path: Path) -> None:
+    statements = [str(kind(**NUMBERS, ledger=tmp_path / "x", like=update()).statement) for kind in (fv.Releaser, fv.NoisyMean)]
+    assert ["client's software clips" in text for text in statements] == [True, False]
+    assert ["the server clips each contribution" in text for text in statements] == [False, True]
+
+
+def test_numbers_that_arithmetic_makes_of_0_d_arrays_are_arrays(tmp_path: Path) -> None:
+    """numpy's difference of two 0-d arrays is a scalar, as of Keras's 0-d weights."""
+    one = {"scale": np.array(3.0, np.float32) - np.array(1.0, np.float32), "w": np.ones(2, np.float32)}
+    assert type(one["scale"]) is np.float32
+    back = releaser(tmp_path)(one)
+    assert (type(back["scale"]), back["scale"].shape, back["scale"].dtype) == (np.ndarray, (), np.float32)
 
 
 def test_none_releases_a_noised_zero(tmp_path: Path) -> None:

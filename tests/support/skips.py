@@ -15,6 +15,8 @@ MAY_SKIP = (
     "needs timm",
     "needs transformers",
     "needs pyarrow",
+    "needs jax",
+    "needs keras",
     "FEDVEIL_PAPERS",
     "unprivileged user namespaces",
     "rounds in another way",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 UNTOUCHED = ("num_batches_tracked",)
 """Last name parts of arrays that are not parameters; Flower's FedAvg turns them from integers into floats."""
 
+_VARIANCES = ("running_var", "moving_variance")
+"""Last name parts of variances in batch normalisation of PyTorch, and of Keras."""
 _LARGEST, _HEADER = 16, 4096
 """Limits in bytes, per number and for the header; larger arrays are not opened."""
 _LARGEST_NORM = 1e6
@@ -128,6 +130,17 @@ class AppArrays:
     def layout(self) -> Layout:
         """Return the layout of the released arrays."""
         return Layout.of({name: self.arrays[name].shape for name in self._released})
+
+    @property
+    def caveat(self) -> str:
+        """Return a warning for an app whose released arrays have variances, or an empty string."""
+        if not (names := [name for name in self._released if _last(name) in _VARIANCES]):
+            return ""
+        return (
+            f"{', '.join(names[:_SHOWN])}: noise can make a variance negative, and a model that evaluates with it gives NaN: use "
+            f"group normalisation (fv.fix), or leave the statistics as they are sent, with "
+            f"untouched={(*self.untouched, 'running_mean', 'running_var')}"
+        )
 
     @property
     def norm(self) -> float:

@@ -324,6 +324,7 @@ class CentralDP:
                 setattr(self, key, positive_number(key, value))
         for key in ("clients", "rounds"):
             setattr(self, key, whole_number(key, getattr(self, key)))
+        _check_strategy(self.strategy)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
         fraction, least = getattr(self.strategy, "fraction_train", 1.0), getattr(self.strategy, "min_train_nodes", 0)
@@ -572,6 +573,8 @@ class CentralDP:
                 norm,
                 self.clip,
             )
+            if arrays.caveat:
+                _log.warning("%s", arrays.caveat)
         if self._run.setting.layout != arrays.layout:
             raise ConfigError(f"the model has other arrays than in the first round: {list(arrays.layout.names)[:6]}")
         return self._run
@@ -625,6 +628,21 @@ def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[
         except Exception as problem:
             failures[place] = problem
     return updates, failures
+
+
+def _check_strategy(strategy: object) -> None:
+    """Refuse a strategy that Flower would call by other methods than those that add the noise.
+
+    Raises:
+        ConfigError: it is not one of the message API.
+    """
+    from flwr.serverapp.strategy import Strategy
+
+    if not isinstance(strategy, Strategy):
+        raise ConfigError(
+            f"{type(strategy).__module__}.{type(strategy).__name__} is not a strategy of flwr.serverapp.strategy, and CentralDP "
+            f"takes these alone: an app of NumPyClient with a server_fn gets noise at each client (dp_mod), or another server"
+        )
 
 
 def _usable(run: AppRun, sent: _Round, reply: Any) -> Floats:

@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.deploy.app_arrays import UNTOUCHED, AppArrays, Kind, not_constant, unfit
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError, UpdateRefused
-from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole
+from fedveil.ledger.files import head_path, owner_only, owner_only_folder, read_head, replace_whole, was_begun
 from fedveil.ledger.population_budget import lifetime_budget
 from fedveil.methods.base import gaussian_plan
-from fedveil.platforms.releaser import ITSELF, federation_setting, positive_number, whole_number
+from fedveil.platforms.releaser import ITSELF, federation_setting, positive_number
 from fedveil.release.array_door import ArrayDoor
 from fedveil.release.noise import Randomness
 
@@ -112,7 +112,7 @@ class AppFolder:
         part = context.node_config.get("partition-id")
         made = cls(folder, "client" if part is None else f"client-{int(part)}")
         alone = not made._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
-        if alone and not (made.path.exists() or head_path(made.path).exists()) and (owner := made._owner()) != made.name:
+        if alone and not was_begun(made.path) and (owner := made._owner()) != made.name:
             raise ConfigError(
                 f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {made.name}; "
                 f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
@@ -198,6 +198,8 @@ _OTHER = (
 )
 _SPENT = "refused: the budget of this client is spent"
 _UNFIT = "refused: the instruction, or the ledger of this client, is not what dp_mod needs; the client's own log has the reason"
+_NUMPY_CLIENT = "fitins.parameters"
+"""Name of the parameters in an instruction to a NumPyClient or a Client, which Flower calls without the message API."""
 _PRECONDITION = 6
 """Flower's error code of a mod that cannot continue."""
 _log = logging.getLogger(__name__)
@@ -231,7 +233,7 @@ def dp_mod(
     folder = absolute_path("ledger", ledger)
     numbers = {"clip": clip, "epsilon": epsilon, "delta": delta}
     clip, epsilon, delta = (positive_number(key, value) for key, value in numbers.items())
-    plan = gaussian_plan(federation_setting(clip, epsilon, delta, whole_number("rounds", rounds), 1, SCOPE), clip)
+    plan = gaussian_plan(federation_setting(clip, epsilon, delta, rounds, 1, scope=SCOPE), clip)
     return DpMod(plan, epsilon, delta, folder, weight, tuple(untouched))
 
 
@@ -262,7 +264,7 @@ class DpMod:
 
     def __call__(self, message: Any, context: Any, call_next: Train) -> Any:
         """Return the reply with the release, or a refusal whose text does not depend on the client's data."""
-        from flwr.app import Message, MetricRecord, RecordDict
+        from flwr.app import Message, RecordDict
 
         around = Surroundings.of(sys._getframe(1), DpMod)
         if around.within:
@@ -302,7 +304,7 @@ class DpMod:
         finally:
             if ledger is not None:
                 ledger.close()
-        reply.content = RecordDict({name: arrays.moved(released), "metrics": MetricRecord({self.weight: 1})})
+        reply.content = _answer(name, arrays.moved(released), self.weight)
         return reply
 
     def _begin(self, run: int, arrays: AppArrays, around: Surroundings) -> None:
@@ -324,6 +326,8 @@ class DpMod:
                 f"the noise of each release has norm {norm:.3g} ({std:.3g} on each of {d:,} numbers), and an update at most "
                 f"{self.plan.clip:g}, the clip; it is what the server's mean over n clients divides by the square root of n",
             )
+        if arrays.caveat:
+            self._say(run, arrays.caveat)
         if around.outside:
             self._say(
                 run,
@@ -382,19 +386,28 @@ def _refilled(arrays: AppArrays, content: Any) -> list[str]:
 def _instructed(content: Any) -> tuple[str, Any]:
     """Return the name and the one ArrayRecord of an instruction."""
     records = list(content.array_records.items())
-    if any(name.startswith("fitins.") for name, _ in records):
-        raise UpdateRefused("the app is one of NumPyClient or Client: dp_mod is for apps of the message API (@app.train)")
     if len(records) != 1:
         raise UpdateRefused(f"the instruction has {len(records)} ArrayRecords, and dp_mod needs one")
     ((name, record),) = records
     return name, record
 
 
+def _answer(name: str, record: Any, weight: str) -> Any:
+    """Return the content of a reply to an instruction whose ArrayRecord has that name: the release, and weight 1."""
+    from flwr.app import ConfigRecord, MetricRecord, RecordDict
+
+    if name != _NUMPY_CLIENT:
+        return RecordDict({name: record, "metrics": MetricRecord({weight: 1})})
+    whole = {"parameters": record, "num_examples": MetricRecord({"num_examples": 1}), "metrics": ConfigRecord()}
+    whole["status"] = ConfigRecord({"code": 0, "message": ""})
+    return RecordDict({f"fitres.{key}": value for key, value in whole.items()})
+
+
 def _sent(message: Any, name: str, arrays: AppArrays) -> Any:
     """Return the message for the train function, with integers restored that a strategy turned into floats."""
     from flwr.app import RecordDict
 
-    if all(array.dtype == arrays.arrays[key].dtype for key, array in message.content[name].items()):
+    if all(array.dtype == str(arrays.arrays[key].dtype) for key, array in message.content[name].items()):
         return message
     restored = copy(message)  # the strategy may have put the same content into other messages
     restored.content = RecordDict({**message.content, name: arrays.record})

@@ -60,7 +60,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.run_directory import locked
-from fedveil.ledger.files import head_path, owner_only_folder, replace_whole, sync_path
+from fedveil.ledger.files import owner_only_folder, replace_whole, sync_path, was_begun
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import participation_of
 from fedveil.statement.statement_layout import to_markdown
@@ -212,7 +212,7 @@ class JoinedClient:
         folder, accepted = self._run_folder(offer.run), check_offer(self.consent, offer.parsed())
         experiment = accepted.experiment
         path = folder / "ledger.sqlite"
-        if not path.exists() and not head_path(path).exists():
+        if not was_begun(path):
             Ledger.create(path, offer.run, {"offer": offer.digest}).close()
         population = self.ledger.admit(accepted, offer.run, offer.client)
         try:

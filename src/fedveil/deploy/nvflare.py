@@ -14,7 +14,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -26,13 +27,14 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.job_config.defs import FilterType, JobTargetType
 
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.data.catalogue import Info
 from fedveil.deploy.app_arrays import unfit
 from fedveil.deploy.nvflare_weights import UNTOUCHED, Instruction, SentWeights
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.experiment.public_setting import NVFLARE_JOB
 from fedveil.ledger.files import owner_only_folder
-from fedveil.platforms.releaser import Releaser, positive_number, whole_number
+from fedveil.platforms.releaser import Releaser, federation_setting
 from fedveil.statement.statement_layout import to_markdown
 
 if TYPE_CHECKING:
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from fedveil.statement.statement_layout import PrintedStatement
 
 _REFERENCE = "fedveil.reference"
-"""Private property of a task's context: the model that came with the task."""
+"""Private property of a task's context: the model that came with the task, or the task's identifier once it is used."""
+_RELEASED: WeakValueDictionary[int, Shareable] = WeakValueDictionary()
+"""Releases that are on their way out, by their addresses: a second ReleaseFilter behind the first one adds nothing."""
 _BESIDE = (
     "what the filter does not see leaves without noise, and no epsilon covers it: results of tasks that it is not configured for "
     "(validate and submit_model of cross-site evaluation), federation events (metrics of SummaryWriter, streamed logs), error "
@@ -64,6 +68,14 @@ How sites train, and on what, fedveil does not know.
 """
 _SHOWN = 6
 _log = logging.getLogger(__name__)
+
+
+class _JobReleases(NamedTuple):
+    """Releases of a site in one job; names of arrays and form of the result are those of the first result."""
+
+    names: list[str]
+    form: str
+    releaser: Releaser
 
 
 class ReleaseFilter(Filter):  # type: ignore[misc]
@@ -90,11 +102,11 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         untouched: Sequence[str] = UNTOUCHED,
     ) -> None:
         super().__init__()
-        _require({"clip": clip, "epsilon": epsilon, "delta": delta}, {"rounds": rounds, "clients": clients}, {"ledger": ledger})
+        _require(View.SERVER, {"ledger": ledger}, clip=clip, epsilon=epsilon, delta=delta, rounds=rounds, clients=clients)
         self.clip, self.epsilon, self.delta, self.rounds, self.clients = clip, epsilon, delta, rounds, clients
         self.ledger, self.untouched = ledger, untouched
         self._parameters: dict[str, frozenset[str]] = {}
-        self._releasers: dict[str, tuple[list[str], Releaser]] = {}
+        self._releasers: dict[str, _JobReleases] = {}
 
     def get_job_target_type(self) -> str:
         """Return the kind of machine that it is for; NVFlare refuses it elsewhere."""
@@ -137,11 +149,18 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             raise UpdateRefused("a ReleaseFilter is for sites: what the server filters has already left them")
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
             return self._kept(shareable, fl_ctx)
-        instruction = fl_ctx.get_prop(_REFERENCE)
-        fl_ctx.set_prop(_REFERENCE, None, private=True, sticky=False)
+        if _RELEASED.get(id(shareable)) is shareable:
+            return shareable
+        instruction, task = fl_ctx.get_prop(_REFERENCE), fl_ctx.get_prop(FLContextKey.TASK_ID)
+        fl_ctx.set_prop(_REFERENCE, task, private=True, sticky=False)
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)  # as NVFlare answers where the executor raises
-        if instruction is None or instruction.task != fl_ctx.get_prop(FLContextKey.TASK_ID):
+        if instruction is not None and instruction == task:
+            raise UpdateRefused(
+                "a ReleaseFilter before this one has released the result, and a filter between them has replaced it: keep one of "
+                "them, the one in the site's privacy.json if there is one"
+            )
+        if not isinstance(instruction, Instruction) or instruction.task != task:
             raise UpdateRefused(
                 f"no model is known that came with the task {fl_ctx.get_prop(FLContextKey.TASK_NAME)!r}, so that nothing can be "
                 f"released: in privacy.json, put a ReleaseFilter into task_data_filters, too"
@@ -150,7 +169,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
 
     def statement(self, job: str) -> PrintedStatement:
         """Return the privacy statement of the site's releases in a job, after the first."""
-        made = self._releasers[job][1].statement
+        made = self._releasers[job].releaser.statement
         return replace(made, warnings=(*made.warnings, _BESIDE))
 
     def _kept(self, shareable: Shareable, fl_ctx: Any) -> Shareable:
@@ -176,10 +195,14 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         moved = instruction.moved(weights)
         names = [name for name in instruction.arrays if name in weights.values]
         if (job := fl_ctx.get_job_id()) not in self._releasers:
-            self._releasers[job] = names, self._releaser(fl_ctx.get_identity_name(), moved)
-        first, releaser = self._releasers[job]
-        if odd := sorted(set(names) ^ set(first))[:_SHOWN]:
+            releaser = self._releaser(fl_ctx.get_identity_name(), moved)
+            self._releasers[job] = _JobReleases(names, weights.form, releaser)
+        first = self._releasers[job]
+        if odd := sorted(set(names) ^ set(first.names))[:_SHOWN]:
             raise UpdateRefused(f"the result has other arrays than the first one of this job: {odd}")
+        if weights.form != first.form:
+            raise UpdateRefused(f"the result is sent as {weights.form}, and the first one of this job as {first.form}")
+        releaser = first.releaser
         try:
             left = releaser(moved)
         except UpdateRefused as problem:  # it depends on values, so that a refusal would tell something about the data
@@ -189,7 +212,9 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
         if not page.exists():
             page.write_text(to_markdown(self.statement(job)), encoding="utf-8")
             self.log_info(fl_ctx, f"the first release is charged to {releaser.ledger}; {page.name} states what is promised")
-        return weights.wrapped(instruction.answered(names, left, full=weights.full)).to_shareable()
+        answer = weights.wrapped(instruction.answered(names, left, full=weights.full)).to_shareable()
+        _RELEASED[id(answer)] = answer
+        return answer
 
     def _releaser(self, site: str, moved: Arrays) -> Releaser:
         """Return the releaser of a site, for updates with these arrays."""
@@ -216,14 +241,14 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
 
     def __init__(self, clip: float, epsilon: float, delta: float, rounds: int, clients: int, out: str) -> None:
         super().__init__()
-        _require({"clip": clip, "epsilon": epsilon, "delta": delta}, {"rounds": rounds, "clients": clients}, {"out": out})
+        _require(View.AGGREGATE, {"out": out}, clip=clip, epsilon=epsilon, delta=delta, rounds=rounds, clients=clients)
         self.clip, self.epsilon, self.delta, self.rounds, self.clients, self.out = clip, epsilon, delta, rounds, clients, out
         self._run: AppRun | None = None
         self._instruction: Instruction | None = None
         self._places: dict[str, int] = {}
         self._updates: dict[int, Floats] = {}
         self._failures: dict[int, str] = {}
-        self._full = True
+        self._full: bool | None = None
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """Copy the model that goes out with a task, before the server's own filters; close the run at the end of the job."""
@@ -252,9 +277,10 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         if place >= self.clients or place in self._updates or place in self._failures:
             _log.warning("a result of %s is ignored: clients = %d, and each answers once per round", site, self.clients)
             return
-        self._full = model.params_type != ParamsType.DIFF
+        full = model.params_type != ParamsType.DIFF
+        self._full = full if self._full is None else self._full  # answers have the form of the run's first result
         try:
-            vector = self._vector(SentWeights(model.params or {}, self._full, model.meta or {}, _unwrapped))
+            vector = self._vector(SentWeights(model.params or {}, full, model.meta or {}, _unwrapped))
             if problem := unfit(vector):
                 raise UpdateRefused(problem)
             self._updates[place] = vector
@@ -278,8 +304,9 @@ class NoisyAggregator(ModelAggregator):  # type: ignore[misc]
         parts = np.split(mean, np.cumsum(run.setting.layout.sizes)[:-1])
         named = dict(zip(run.setting.layout.names, parts, strict=True))
         left = {name: part.reshape(instruction.arrays[name].shape) for name, part in named.items()}
-        kind = ParamsType.FULL if self._full else ParamsType.DIFF
-        return FLModel(kind, instruction.answered(list(instruction.arrays), left, full=self._full), meta={})
+        full = self._full is not False
+        kind = ParamsType.FULL if full else ParamsType.DIFF
+        return FLModel(kind, instruction.answered(list(instruction.arrays), left, full=full), meta={})
 
     def _begun(self) -> AppRun:
         from fedveil.deploy.central_dp import AppRun
@@ -320,12 +347,9 @@ def _never_runs(tasks: Sequence[str]) -> str:
     return ""
 
 
-def _require(numbers: Mapping[str, object], counts: Mapping[str, object], paths: Mapping[str, str]) -> None:
+def _require(view: View, paths: Mapping[str, str], **numbers: Any) -> None:
     """Refuse arguments that are impossible where a job is written, and not only where it runs."""
-    for key, value in numbers.items():
-        positive_number(key, value)
-    for key, value in counts.items():
-        whole_number(key, value)
+    federation_setting(**numbers, scope=Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view))
     for key, path in paths.items():
         if not Path(path).expanduser().is_absolute():
             raise ConfigError(f"{key} = {path!r}: give an absolute path or one with ~; NVFlare runs jobs in folders of its own")

@@ -32,7 +32,7 @@ class SentWeights:
     Args:
         values: arrays or tensors by name. full: whether they are weights, and not differences of weights.
         meta: properties of the DXO. wrapped: returns a DXO of the same form around other values, and with nothing else.
-        members: names of the COLLECTIONs around them, outermost first.
+        members: names of the COLLECTIONs around them, outermost first. form: the kind of data that the weights are sent as.
     """
 
     values: Mapping[str, Any]
@@ -40,6 +40,7 @@ class SentWeights:
     meta: Mapping[str, Any]
     wrapped: Callable[[dict[str, Any]], DXO]
     members: tuple[str, ...] = ()
+    form: str = ""
 
     @classmethod
     def of(cls, dxo: DXO) -> SentWeights:
@@ -63,7 +64,8 @@ class SentWeights:
                 f"without optimizer_params, and alone in a COLLECTION"
             )
         kind = DataKind(dxo.data_kind)
-        return cls(dxo.data, kind is DataKind.WEIGHTS, dxo.meta or {}, lambda values: DXO(kind, values, dict(_META)))
+        meta = dxo.meta or {}
+        return cls(dxo.data, kind is DataKind.WEIGHTS, meta, lambda values: DXO(kind, values, dict(_META)), form=kind.value)
 
     @classmethod
     def _of_model(cls, model: Mapping[str, Any]) -> SentWeights:
@@ -74,7 +76,8 @@ class SentWeights:
             return DXO(DataKind.FL_MODEL, data)
 
         values = model.get(FLModelConst.PARAMS) or {}
-        return cls(values, kind is ParamsType.FULL, model.get(FLModelConst.META) or {}, wrapped)
+        form = f"{DataKind.FL_MODEL.value} of type {kind.value}"
+        return cls(values, kind is ParamsType.FULL, model.get(FLModelConst.META) or {}, wrapped, form=form)
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         noise_cohort=None if p.noise_cohort is None else p.noise_cohort.spec(),
         public_split=config.data.public_fraction > 0,
         divided_by=_divided_by(config),
+        clipped_at="server" if config.data.name in UNSEEN else "client",
     )
 
 

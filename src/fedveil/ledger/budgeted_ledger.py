@@ -250,6 +250,28 @@ class BudgetedLedger:
         named = entry if self.run is None else replace(entry, run=self.run)
         return named if self.client is None else replace(named, client=self.client)
 
+    def check_continues(self, position: tuple[int, str]) -> None:
+        """Refuse a ledger that has been replaced, or set back, since it had that position.
+
+        Raises:
+            LedgerError: it is another ledger, or lacks releases.
+        """
+        if not self._open_ledger().continues(position):
+            raise LedgerError(
+                f"{self.path} was replaced, or set back to an older copy, while it was in use: {position[0]} releases were "
+                f"charged to it, which still count. Nothing was released: put it back together with its -head"
+            )
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """Return the number of releases of all runs, and the digest of the last one."""
+        return self._open_ledger().position
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """Return the names of all runs that have charged this ledger."""
+        return frozenset(name for (name,) in self._open_ledger().select("SELECT DISTINCT run FROM release"))
+
     def charged_since(self, since: int) -> Iterator[tuple[int, int, Event]]:
         """Yield (number, client, event) of the releases with a number above `since`, by any process."""
         return charged_since(self._open_ledger(), since)

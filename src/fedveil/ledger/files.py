@@ -179,13 +179,27 @@ def head_path(path: Path) -> Path:
     return path.with_name(path.name + "-head")
 
 
+def was_begun(path: Path) -> bool:
+    """Return whether there is a ledger at `path`, or what is left of one that is lost.
+
+    The head is written before the ledger, so a head without releases alone is left of a creation that was killed.
+    """
+    head = head_path(path)
+    if path.exists() or path.with_name(f"{path.name}-wal").exists():
+        return True
+    try:
+        return head.exists() and read_head(path)[0] > 0
+    except LedgerError:  # a damaged head: opening the ledger says what to do
+        return True
+
+
 def require_budget(path: Path) -> None:
     """Refuse a path at which no budget is.
 
     Raises:
-        LedgerError: neither the budget nor its head exists.
+        LedgerError: there is no budget, and none was lost.
     """
-    if not path.exists() and not head_path(path).exists():
+    if not was_begun(path):
         raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
 
 

@@ -268,6 +268,18 @@ class Ledger:
             row = self._connection.execute("SELECT digest FROM release WHERE seq = ?", (seq,)).fetchone()
         return seq == 0 or row == (digest,)
 
+    @property
+    def position(self) -> tuple[int, str]:
+        """Return the number of releases, and the digest of the last one, or of the table `meta` before the first release."""
+        with self._lock:
+            self._check_usable()
+            return self._last()
+
+    def continues(self, position: tuple[int, str]) -> bool:
+        """Return whether this ledger had that position before: it is the same ledger, and has lost no release since."""
+        seq, digest = position
+        return self.holds(seq, digest) and (seq > 0 or digest == self._genesis)
+
     def close(self) -> None:
         """Close the connection; the last one to close moves the log into the main file. Closing twice is fine."""
         with self._lock:

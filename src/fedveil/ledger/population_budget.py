@@ -14,7 +14,7 @@ from fedveil.accounting.types import Event, Scope, Unbounded, View, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget
+from fedveil.ledger.files import head_path, owner_only_folder, read_head, require_budget, was_begun
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.reservations import (
     Fit,
@@ -180,7 +180,7 @@ def open_budget(path: str | Path) -> PopulationBudget:
 def lifetime_budget(
     path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None, *, alone: bool = False
 ) -> PopulationBudget:
-    """Return the lifetime budget at `path`, creating it on first use.
+    """Return the lifetime budget at `path`, creating it on first use, in whatever process.
 
     Args:
         alone: no other process uses the folder, by its lock, so other numbers may replace a ledger without charges.
@@ -188,9 +188,13 @@ def lifetime_budget(
     Raises:
         ConfigError: it was created with other numbers. LedgerError: it is damaged, or a file is missing.
     """
-    if not path.exists() and not head_path(path).exists():
-        owner_only_folder(path.parent)
-        return create_budget(path, epsilon, delta, scope, order)
+    owner_only_folder(path.parent)
+    while not was_begun(path):
+        try:
+            return create_budget(path, epsilon, delta, scope, order)
+        except LedgerError as problem:
+            if not (isinstance(problem.__cause__, FileExistsError) or was_begun(path)):
+                raise  # and otherwise another process is creating it
     budget = open_budget(path)
     if budget != PopulationBudget(path, _cap(epsilon, delta, order), scope):
         if alone and _is_unspent(path):

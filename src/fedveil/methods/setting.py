@@ -67,6 +67,7 @@ class Setting:
         evaluation: counts released with each update, or None; see `counts_shape`.
         noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this federation.
         public_split: whether a part of the training set is public and belongs to no client.
+        clipped_at: where an update is clipped: by the client's software, or by a server that is trusted with the updates.
         divided_by: the option that divides the records by their classes, or in an unknown way, or an empty string.
     """
 
@@ -99,6 +100,7 @@ class Setting:
     noise_cohort: NoiseCohort | None = None
     public_split: bool = False
     divided_by: str = ""
+    clipped_at: Literal["client", "server"] = "client"
 
     def of(self, client: int) -> Setting:
         """Return the setting of one client, with the target and the noise of its group."""

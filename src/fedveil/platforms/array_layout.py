@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +55,11 @@ class ArrayLayout:
             raise UpdateRefused(f"the update needs at least one floating-point array to release; it has the arrays {self}")
         return Layout.of(released)
 
+    @cached_property
+    def digest(self) -> str:
+        """Return a name for these names, types and shapes, 12 hex digits, whatever their order."""
+        return hashlib.sha256(json.dumps(sorted(self.kinds)).encode()).hexdigest()[:12]
+
     @property
     def untouched(self) -> tuple[str, ...]:
         """Return the names of the integer arrays."""
@@ -100,14 +107,14 @@ class ArrayLayout:
 
 
 def _arrays(update: object) -> Arrays:
-    """Return a copy of the dict of an update.
+    """Return a copy of the dict of an update, in which numpy's scalars, as arithmetic makes them of 0-d arrays, are arrays.
 
     Raises:
         UpdateRefused: something in it is not a numpy array of floats or integers under a name.
     """
     if not isinstance(update, Mapping):
         raise UpdateRefused(f"an update is a dict of numpy arrays by name, got {type(update).__name__}")
-    arrays = dict(update)
+    arrays = {name: np.asarray(array) if isinstance(array, np.generic) else array for name, array in update.items()}
     for name, array in arrays.items():
         if type(name) is not str:
             raise UpdateRefused(f"the names of an update's arrays are strings, got {name!r} ({type(name).__name__})")

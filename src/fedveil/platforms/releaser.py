@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -23,28 +22,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View, small
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError, UpdateRefused
+from fedveil.ledger.files import was_begun
 from fedveil.platforms.array_layout import ArrayLayout
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fedveil.ledger.population_budget import PopulationBudget
+    from fedveil.ledger.budgeted_ledger import BudgetedLedger
     from fedveil.methods.base import Setting
     from fedveil.methods.method import Method
     from fedveil.platforms.array_layout import Arrays
     from fedveil.release.array_door import ArrayDoor
     from fedveil.statement.statement_layout import PrintedStatement
 
-RUN = "releaser"
-"""Name under which releases are charged."""
+PROJECT = "releaser"
+"""Name under which releases are charged, before the digest of their names, types and shapes."""
 ITSELF = 0
 """Number under which a client counts itself in its own ledger."""
 AGGREGATE = -1
 """Number under which the ledger counts all clients together."""
-_FIRST = "first"
-_ATTEMPTS = 50
-"""Tries to create a ledger that another process may be creating, 20 ms apart."""
+_LAYOUT, _CHOSEN, _POSITION = "layout", "chosen", "position"
+"""Things that a releaser remembers: its layout, whether `like` chose it, and how far its ledger was charged."""
+_LARGEST = 1e30
+"""Largest clip and noise std; float32 holds sums of them, and the inverse is the smallest."""
 _ASSUMED = (
     (
         "the update depends on the data of its client alone, and is all that the program sends of them",
@@ -69,7 +70,8 @@ class LifetimeReleases:
     Args:
         clip: C, L2 bound on an update. epsilon, delta: total of all releases in the ledger. rounds: number of releases that the
             total is for; it determines the noise. clients: number of clients of the federation.
-        ledger: file of the ledger, created at the first release. Processes may share it.
+        ledger: file of the ledger, created at the first release. Processes may share it. Other arrays than those that it holds
+            releases of need `like`.
         like: an update, or the model, whose names, types and shapes all updates have; by default the first update decides.
         seed: makes the noise reproducible, for simulations only: it then protects nobody.
 
@@ -86,28 +88,26 @@ class LifetimeReleases:
     ledger: str | Path
     like: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)
     seed: int | None = None
-    _layouts: dict[str, ArrayLayout] = field(default_factory=dict, init=False, repr=False)
+    _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     _VIEW: ClassVar[View]
 
     def __post_init__(self) -> None:
-        from fedveil.statement.scope_checks import check_delta
-
         path = Path(self.ledger).expanduser().absolute()
         numbers = {key: positive_number(key, getattr(self, key)) for key in ("clip", "epsilon", "delta")}
         counts = {key: whole_number(key, getattr(self, key)) for key in ("rounds", "clients")}
         seed = None if self.seed is None else whole_number("seed", self.seed, 0)
         for key, value in {**numbers, **counts, "ledger": path, "seed": seed}.items():
             object.__setattr__(self, key, value)
-        check_delta(self.delta, self.clients, self._scope.unit, allow_vacuous_delta=False)
         if not path.parent.is_dir():
             raise ConfigError(f"ledger = '{path}': there is no folder {path.parent}: create it", key="ledger", value=path)
         if self.like is not None:
-            self._layouts[_FIRST] = ArrayLayout.of(self.like)
+            self._memory.update({_LAYOUT: ArrayLayout.of(self.like), _CHOSEN: True})
             object.__setattr__(self, "like", None)
-        _ = self.noise_std  # refuses numbers for which no noise exists
-        if _exists(path):
-            self._lifetime()
+        _ = self._setting  # refuses numbers for which no noise exists
+        if was_begun(path):
+            with self._ledger():
+                pass
 
     @property
     def statement(self) -> PrintedStatement:
@@ -139,15 +139,16 @@ class LifetimeReleases:
         return self._setting.z * self.clip
 
     def _fixed_layout(self, why: str) -> ArrayLayout:
-        if _FIRST not in self._layouts:
+        if _LAYOUT not in self._memory:
             raise ConfigError(f"{why}, and no update has shown that yet: release an update first, or give like=", key="like")
-        return self._layouts[_FIRST]
+        layout: ArrayLayout = self._memory[_LAYOUT]
+        return layout
 
     def _split(self, update: object) -> tuple[NDArray[np.float32], Arrays]:
         """Return the released numbers and the integer arrays of an update; the first one fixes the layout of all."""
-        layout = self._layouts.get(_FIRST) or ArrayLayout.of(update)
+        layout = self._memory.get(_LAYOUT) or ArrayLayout.of(update)
         parts = layout.split(update)
-        fixed = self._layouts.setdefault(_FIRST, layout)
+        fixed = self._memory.setdefault(_LAYOUT, layout)
         return parts if fixed == layout else fixed.split(update)  # another thread was first
 
     @contextmanager
@@ -155,52 +156,70 @@ class LifetimeReleases:
         """Yield the open door, and the number of releases that the ledger holds.
 
         Raises:
-            BudgetExhausted: nothing is left for a release. ConfigError, LedgerError: as in the constructor.
+            BudgetExhausted: nothing is left for a release. UpdateRefused: the ledger holds releases of other arrays.
+                ConfigError, LedgerError: as in the constructor.
         """
-        from fedveil.ledger.files import read_head
         from fedveil.methods.base import gaussian_plan
         from fedveil.release.array_door import ArrayDoor
         from fedveil.release.noise import Randomness
 
-        who = ITSELF if self._scope.view is View.SERVER else AGGREGATE
-        ledger = self._lifetime().ledger(RUN, who)
-        try:
+        with self._ledger() as ledger:
+            self._check_arrays(ledger.runs)
             randomness = Randomness(self.seed or 0, self.seed is not None)
-            plan, layout = gaussian_plan(self._setting, self.clip), self._layouts[_FIRST].flat
-            door = ArrayDoor(plan, layout, self._scope, RUN, ledger, randomness)
-            if not door.admits(who):
+            plan, layout = gaussian_plan(self._setting, self.clip), self._memory[_LAYOUT].flat
+            door = ArrayDoor(plan, layout, self._scope, self._run, ledger, randomness)
+            if not door.admits(self._who):
                 raise BudgetExhausted(
                     f"{self.ledger}: nothing is left for another release of epsilon = {self.epsilon:g} in {self.rounds} rounds; "
                     f"nothing was released. What the ledger holds was released and counts for the lifetime of these data"
                 )
-            yield door, read_head(Path(self.ledger))[0]
+            yield door, ledger.position[0]
+
+    @contextmanager
+    def _ledger(self) -> Iterator[BudgetedLedger]:
+        """Yield the open ledger, which the first release creates, in whatever process; remember how far it was charged.
+
+        Raises:
+            ConfigError: it was made with other numbers. LedgerError: it is damaged, or is not the one that was charged before.
+        """
+        from fedveil.ledger.population_budget import lifetime_budget
+
+        path, position = Path(self.ledger), self._memory.get(_POSITION)
+        if position is not None and not path.exists():
+            raise LedgerError(
+                f"{path} was removed while a releaser used it: {position[0]} releases were charged to it, which still count. "
+                f"Nothing was released: put it back together with its -head"
+            )
+        run = self._run if _LAYOUT in self._memory else PROJECT
+        ledger = lifetime_budget(path, self.epsilon, self.delta, self._scope).ledger(run, self._who)
+        try:
+            ledger.check_continues(position or ledger.position)
+            yield ledger
+            self._memory[_POSITION] = ledger.position
         finally:
             ledger.close()
 
-    def _lifetime(self) -> PopulationBudget:
-        """Return the lifetime budget of the ledger, which the first release creates, in whatever process."""
-        from fedveil.ledger.filters import GdpFilter
-        from fedveil.ledger.population_budget import create_budget, open_budget
+    def _check_arrays(self, runs: Iterable[str]) -> None:
+        """Refuse arrays that the first update of this object alone has chosen, where the ledger holds releases of others.
 
-        path = Path(self.ledger)
-        for attempt in range(_ATTEMPTS):
-            if _exists(path):
-                break
-            try:
-                create_budget(path, self.epsilon, self.delta, self._scope)
-            except LedgerError:  # another process may be creating it
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                time.sleep(0.02)
-        budget = open_budget(path)
-        if (budget.cap, budget.scope) != (GdpFilter(self.epsilon, self.delta, ignore_sampling=True), self._scope):
-            raise ConfigError(
-                f"epsilon = {self.epsilon:g} at delta = {small(self.delta)} ({self._scope}) is not what {path} was made with, "
-                f"{budget.cap.quotes} ({budget.scope}): restore these numbers, by which all that was charged there counts",
-                key="ledger",
-                value=path,
+        Raises:
+            UpdateRefused: the ledger holds releases of other arrays, and of none with these names, types and shapes.
+        """
+        others = [run for run in runs if run.startswith(f"{PROJECT}/")]
+        if others and self._run not in others and _CHOSEN not in self._memory:
+            layout = self._memory.pop(_LAYOUT)
+            raise UpdateRefused(
+                f"{self.ledger} holds releases of other arrays than {layout}: give the same names, types and shapes, or, for "
+                f"another model on the same data, like=; nothing was released"
             )
-        return budget
+
+    @property
+    def _who(self) -> int:
+        return ITSELF if self._scope.view is View.SERVER else AGGREGATE
+
+    @property
+    def _run(self) -> str:
+        return f"{PROJECT}/{self._memory[_LAYOUT].digest}"
 
     @property
     def _scope(self) -> Scope:
@@ -208,7 +227,8 @@ class LifetimeReleases:
 
     @cached_property
     def _setting(self) -> Setting:
-        return federation_setting(self.clip, self.epsilon, self.delta, self.rounds, self.clients, self._scope)
+        numbers = {key: getattr(self, key) for key in ("clip", "epsilon", "delta", "rounds", "clients")}
+        return federation_setting(**numbers, scope=self._scope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +278,7 @@ class Releaser(LifetimeReleases):
             vector, integers = self._split(update)
         with self._door() as (door, round):
             released = door.release(door.encode(vector), ITSELF, round)
-        return self._layouts[_FIRST].joined(released, integers)
+        return self._fixed_layout("an answer has the arrays of an update").joined(released, integers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,33 +333,49 @@ class NoisyMean(LifetimeReleases):
         return vector
 
 
-def federation_setting(clip: float, epsilon: float, delta: float, rounds: int, clients: int, scope: Scope) -> Setting:
+def federation_setting(clip: float, epsilon: float, delta: float, rounds: int, clients: int, *, scope: Scope) -> Setting:
     """Return the setting of a federation all of whose clients release one number per round, with the noise that epsilon needs.
 
-    The noise does not depend on how many numbers are released.
+    The noise does not depend on how many numbers are released. Every door of a program that fedveil does not run has its numbers
+    from here.
 
     Raises:
-        ConfigError: delta is not below 1, or no noise is enough.
+        ConfigError: a number is out of range, or no noise is enough.
     """
     from fedveil.methods.base import Setting
+    from fedveil.statement.scope_checks import is_vacuous
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import Layout
 
-    if delta >= 1:
-        raise ConfigError(f"delta = {delta:g} is not possible: delta must be below 1", key="delta", value=delta)
+    numbers = {"clip": clip, "epsilon": epsilon, "delta": delta}
+    clip, epsilon, delta = (positive_number(key, value) for key, value in numbers.items())
+    rounds, clients = whole_number("rounds", rounds), whole_number("clients", clients)
+    if is_vacuous(delta, clients):
+        raise ConfigError(
+            f"delta = {small(delta)} is not possible: publishing one of clients = {clients} at random would satisfy it; give one "
+            f"below 1 / {clients}",
+            key="delta",
+            value=delta,
+        )
     one = Layout(("update",), ((1,),))
-    return _method(clip).calibrate(Setting(clients, clients, rounds, "fixed", LocalSpec(), one, 1, 1, scope, delta, epsilon))
+    clipped_at: Literal["client", "server"] = "client" if scope.view is View.SERVER else "server"
+    planned = Setting(clients, clients, rounds, "fixed", LocalSpec(), one, 1, 1, scope, delta, epsilon, clipped_at=clipped_at)
+    setting = _method(clip).calibrate(planned)
+    std = setting.z * clip
+    if not all(1 / _LARGEST <= value <= _LARGEST for value in (clip, std)):
+        raise ConfigError(
+            f"clip = {clip:g} is not possible: with its noise of std {std:.3g} it must be between {1 / _LARGEST:g} and "
+            f"{_LARGEST:g}, which float32 holds: scale the update",
+            key="clip",
+            value=clip,
+        )
+    return setting
 
 
 def _method(clip: float) -> Method:
     from fedveil.methods.method_registry import method_from
 
     return method_from({"name": "dp-fedavg", "clip": clip})
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a ledger is there, or a file that is left of one."""
-    return path.exists() or path.with_name(f"{path.name}-head").exists()
 
 
 def positive_number(key: str, value: object) -> float:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Integers = NDArray[np.int64]
 
+SEEDED = "noise from a seed"
+"""Note of a release whose noise anybody can draw again: it protects nobody."""
 _LARGEST_SUM = 2**62
 """Integers of a sum stay below this, noise included."""
 
@@ -100,6 +102,7 @@ class ArrayDoor:
     def _released(self, integers: Integers, client: int, round: int, participants: int) -> Floats:
         noise = DrawnNoise(self.randomness, self._parts, self.plan, (round, client))
         noisy = self.plan.mechanism.execute(integers, noise, round, None)
+        columns = row_of(self.plan, self._parts, exact=True)
         entry = Entry(
             run=self.run,
             round=round,
@@ -109,7 +112,7 @@ class ArrayDoor:
             view=self.scope.view,
             event=self._event,
             participants=participants,
-            **row_of(self.plan, self._parts, exact=True),
+            **{**columns, "note": SEEDED if self.randomness.seeded_noise else columns["note"]},
         )
         self.ledger.charge_all([entry])
         return from_grid(noisy, self._parts.grid(self.plan))

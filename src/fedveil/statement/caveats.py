@@ -347,6 +347,11 @@ def _clipping(s: Setting) -> Assumption:
             f"each record's gradient is clipped to {s.example_clip:g}, and the {s.records} records a client are a public number",
             "sampling rate, number of steps and denominator are computed from public numbers alone",
         )
+    if s.clipped_at == "server":
+        return Assumption(
+            "the server clips each contribution as configured, before it adds them up",
+            "the sensitivity is the clip norm; contributions reach the server as they are, without clip or noise",
+        )
     return Assumption(
         "each client's software clips its contribution as configured",
         "the sensitivity is the clip norm; an attacker's own client may break it, and loses only its own protection",

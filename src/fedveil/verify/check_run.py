@@ -57,12 +57,14 @@ _LIFETIME_TRUST = {
     "this copy": "that it is the latest: only a copy of the head (the file that ends in -head) from elsewhere tells an older one",
 }
 _GAUSSIAN: tuple[str, float | None] = ("gaussian", None)
+_SEEDED = "noise from a seed"
+"""Note of a row whose noise is no secret."""
 
 
 @np.errstate(all="warn", under="ignore")
 def verify_ledger(path: str | Path, *, on_step: Callable[[int, int], None] | None = None) -> Verification:
     """Check the ledger of a lifetime budget, such as a Releaser's: chain, head, cost of each row, and their sum."""
-    findings, ledger, others, scope = Findings(), LedgerFile(Path(path)), 0, ()
+    findings, ledger, others, seeded, scope = Findings(), LedgerFile(Path(path)), 0, 0, ()
     try:
         spent = RowCosts()
         for row in ledger.rows(on_step):
@@ -70,11 +72,15 @@ def verify_ledger(path: str | Path, *, on_step: Callable[[int, int], None] | Non
             spent.expected = Expected(scope, clients=2**63, kinds=frozenset({_GAUSSIAN}))
             spent.dimension = 0  # releases of several models may share a lifetime
             others += (row["event"], row["rate"]) != _GAUSSIAN
+            seeded += row["note"] == _SEEDED
             spent.add(row, row["run"])
         if (budget := ledger.opening.get("budget")) is None:
             raise NotImplementedError("it is the ledger of one run: give the run directory")
         findings.check(True, "ledger", "", f"{ledger.releases} releases in one chain")
         _check_head(findings, ledger)
+        if seeded:
+            found = f"noise from a seed in {seeded} of {ledger.releases} releases: a simulation, which protects nobody"
+            findings.check(False, "secret noise", "noise that nobody can draw again", found)
         if others:
             raise NotImplementedError(f"{others} releases of sampled or unproven kinds, whose runs have to be verified")
         findings.check(

@@ -99,6 +99,32 @@ def test_the_others_name_the_extra_in_one_line(folder: Path, words: tuple[str, .
     assert "pip install 'fedveil[train]'" in line
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--track nope", "--track nope: unknown tracker"),
+        ("--set data.name=nope", "data.name = 'nope': unknown data set"),
+        ("--set method.name=nope", "method.name = 'nope': unknown method"),
+        ("--set data.partition.kind=nope", "data.partition.kind = 'nope': unknown partition"),
+        ("--set data.partition.clients=0", "partition iid: clients = 0 is not possible"),
+    ],
+    ids=lambda text: text.split("=")[0],
+)
+def test_unknown_names_are_refused_before_torch_and_scipy_are_loaded(folder: Path, words: str, message: str) -> None:
+    program = """
+        from fedveil.cli.app import main
+        try:
+            main()
+        finally:
+            print(sorted({"torch", "scipy.special", "rich", "matplotlib"} & sys.modules.keys()))
+    """
+    done = without_torch(program, "run", "small.toml", *words.split(), folder=folder)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"fedveil: {message}")
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_name_of_the_package_names_the_extra(folder: Path) -> None:
     done = without_torch("import fedveil as fv\nfv.train", folder=folder)
     assert done.stderr.splitlines()[-1].endswith("pip install 'fedveil[train]'")

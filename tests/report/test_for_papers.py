@@ -13,7 +13,7 @@ from fedveil.cli.app import app
 from fedveil.drawing import Paper
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
-from fedveil.report.compare_page import plot_comparison
+from fedveil.report.compare_page import page_values, plot_comparison
 from fedveil.report.compare_paper import latex, verdict_sentences
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_rows import Row
@@ -49,6 +49,12 @@ def test_the_verdict_is_a_sentence_with_the_interval_of_the_difference(tmp_path:
     (both,) = verdict_sentences(comparison(tmp_path, ("dp-fedavg", "fedavg", "noisy_x")))
     assert both.startswith("At proven epsilon 2 dp-fedavg is better than noisy_x, p < 0.001, ")
     assert "and is not shown to be better than fedavg, p = 0." in both
+
+
+def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
+    made = comparison(tmp_path, ("dp-fedavg", "fedavg", "noisy_x"))
+    assert page_values(made)["headlines"] == verdict_sentences(made)
+    assert page_values(comparison(tmp_path, ("dp-fedavg",)))["headlines"] == ["Proven epsilon = 2: dp-fedavg 82.0 ± 2.0 %."]
 
 
 def test_the_table_is_latex(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from fedveil.accounting import gaussian, pld, secret_samples
 from fedveil.accounting._numbers import non_negative, numpy_defaults, open_probability, probability
@@ -170,5 +170,5 @@ def _masses(step: float, first: int, points: NDArray[np.float64], mixture: list[
     probs = np.zeros_like(points)
     for weight, mean in mixture:
         probs[:-1] += weight * pld.interval_masses(points - mean)
-        probs[-1] += weight * float(ndtr(mean - points[-1]))
+        probs[-1] += weight * float(scipy.special.ndtr(mean - points[-1]))
     return pld.Pld(step, first, probs, 0.0)

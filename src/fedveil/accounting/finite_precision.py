@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy
 
 from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, open_probability, positive, probability
 from fedveil.accounting.types import small
@@ -130,8 +130,8 @@ def log_kappa(steps: float, shares: int) -> float:
         r = np.exp(log_r)
         with np.errstate(divide="ignore"):
             exact = np.log(-np.log1p(-r))
-        logs.append(float(logsumexp(np.where(log_r < -36, log_r + r, exact))))
-    return float(logsumexp(logs))
+        logs.append(float(scipy.special.logsumexp(np.where(log_r < -36, log_r + r, exact))))
+    return float(scipy.special.logsumexp(logs))
 
 
 def kappa(steps: float, shares: int) -> float:

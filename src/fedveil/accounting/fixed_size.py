@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, positive, probability
 from fedveil.accounting.gaussian import log_deltas_of
@@ -153,7 +153,7 @@ def _log_half_moments(pairs: SwappedPairs, powers: _Array, highest: float, *, wi
     if wide:
         base = base + _narrow_ratio(p, z, x)
     ratio = (_wide_ratio if wide else _narrow_ratio)(p, z, np.broadcast_to(x, base.shape))
-    return np.array([logsumexp(base + log_convex(np.full(1, a), ratio)) for a in powers])
+    return np.array([scipy.special.logsumexp(base + log_convex(np.full(1, a), ratio)) for a in powers])
 
 
 @numpy_defaults

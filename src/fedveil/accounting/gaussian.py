@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import erfcx, erfinv, ndtr, ndtri
 
 from fedveil.accounting._numbers import (
     crossing,
@@ -35,12 +35,12 @@ _ASYMPTOTIC_FROM = 30.0  # beyond it, 12 terms of the asymptotic series are exac
 
 
 def _mills(s: float) -> float:
-    return _SQRT_HALF_PI * float(erfcx(s / math.sqrt(2)))
+    return _SQRT_HALF_PI * float(scipy.special.erfcx(s / math.sqrt(2)))
 
 
 def _mills_slope(s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return -M'(s) = 1 - s M(s) for s >= -1, without cancellation for large s."""
-    direct = 1 - s * _SQRT_HALF_PI * erfcx(s / math.sqrt(2))
+    direct = 1 - s * _SQRT_HALF_PI * scipy.special.erfcx(s / math.sqrt(2))
     inverse = 1 / np.maximum(s, _ASYMPTOTIC_FROM) ** 2
     series = np.zeros_like(s)
     for k in range(12, 0, -1):
@@ -70,7 +70,7 @@ def log_delta_of(mu: float, epsilon: float) -> float:
         return -math.inf
     x = epsilon / mu - mu / 2
     if x <= 0 and mu > 1:
-        complement = ndtr(x) + math.exp(-x * x / 2 - _LOG_SQRT_2PI) * _mills(x + mu)
+        complement = scipy.special.ndtr(x) + math.exp(-x * x / 2 - _LOG_SQRT_2PI) * _mills(x + mu)
         return math.log1p(-float(complement))
     return -x * x / 2 - _LOG_SQRT_2PI + math.log(_mills_drop(x, mu))
 
@@ -83,10 +83,14 @@ def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float6
     if mu <= 1:
         drop = 0.5 * mu * (_mills_slope(x[..., None] + 0.5 * mu * (_NODES + 1)) @ _WEIGHTS)
         return np.asarray(-x * x / 2 - _LOG_SQRT_2PI + np.log(drop), dtype=np.float64)
-    beyond = _SQRT_HALF_PI * erfcx((x + mu) / math.sqrt(2))
+    beyond = _SQRT_HALF_PI * scipy.special.erfcx((x + mu) / math.sqrt(2))
     right, left = np.maximum(x, 0.0), np.minimum(x, 0.0)
-    far = -right * right / 2 - _LOG_SQRT_2PI + np.log(_SQRT_HALF_PI * erfcx(right / math.sqrt(2)) - np.where(x > 0, beyond, 0.0))
-    near = np.log1p(-(ndtr(left) + np.exp(-left * left / 2 - _LOG_SQRT_2PI) * np.where(x > 0, 0.0, beyond)))
+    far = (
+        -right * right / 2
+        - _LOG_SQRT_2PI
+        + np.log(_SQRT_HALF_PI * scipy.special.erfcx(right / math.sqrt(2)) - np.where(x > 0, beyond, 0.0))
+    )
+    near = np.log1p(-(scipy.special.ndtr(left) + np.exp(-left * left / 2 - _LOG_SQRT_2PI) * np.where(x > 0, 0.0, beyond)))
     return np.where(x > 0, far, near)
 
 
@@ -118,7 +122,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     target = math.log(delta)
     if log_delta_of(mu, 0.0) <= target:
         return 0.0
-    high = float(-ndtri(delta)) + mu / 2  # delta <= Phi(-x)
+    high = float(-scipy.special.ndtri(delta)) + mu / 2  # delta <= Phi(-x)
     high = max(high * (1 + 1e-9), 1e-300)
     low = high / 2
     while low > 0 and log_delta_of(mu, low * mu) <= target:
@@ -136,7 +140,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     """
     epsilon, delta = non_negative("epsilon", epsilon), open_probability("delta", delta)
     if epsilon == 0:
-        return 2 * math.sqrt(2) * float(erfinv(delta))
+        return 2 * math.sqrt(2) * float(scipy.special.erfinv(delta))
     target = math.log(delta)
 
     def excess(log_mu: float) -> float:
@@ -162,7 +166,7 @@ def tpr(mu: float, fpr: float) -> float:
 
     Source: Dong, Roth & Su 2022, Definition 2.6 (trade-off function G_mu).
     """
-    return float(ndtr(ndtri(probability("fpr", fpr)) + non_negative("mu", mu)))
+    return float(scipy.special.ndtr(scipy.special.ndtri(probability("fpr", fpr)) + non_negative("mu", mu)))
 
 
 def noise_std_for(epsilon: float, delta: float, sensitivity: float) -> float:

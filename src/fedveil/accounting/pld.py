@@ -29,9 +29,8 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import ndtr
 
 from fedveil.accounting._numbers import numpy_defaults
 from fedveil.accounting.gaussian import log_deltas_of
@@ -92,7 +91,9 @@ Release = Sampled | Pair
 def interval_masses(points: _Array) -> _Array:
     """Return the standard normal mass between consecutive ascending points, relatively precise in both tails."""
     low, high = points[..., :-1], points[..., 1:]
-    masses: _Array = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+    masses: _Array = np.where(
+        low > 0, scipy.special.ndtr(-low) - scipy.special.ndtr(-high), scipy.special.ndtr(high) - scipy.special.ndtr(low)
+    )
     return masses
 
 
@@ -112,8 +113,8 @@ def _directed(rate: float, z: float, step: float, highest: float, *, remove: boo
     points = 0.5 / z + z * np.log(shares, out=np.full_like(shares, -np.inf), where=shares > 0)
     base, shifted = interval_masses(points), interval_masses(points - 1 / z)
     mixed = (1 - rate) * base + rate * shifted
-    base_ends = float(ndtr(points[0])), float(ndtr(-points[-1]))
-    shifted_ends = float(ndtr(points[0] - 1 / z)), float(ndtr(1 / z - points[-1]))
+    base_ends = float(scipy.special.ndtr(points[0])), float(scipy.special.ndtr(-points[-1]))
+    shifted_ends = float(scipy.special.ndtr(points[0] - 1 / z)), float(scipy.special.ndtr(1 / z - points[-1]))
     mixed_ends = [(1 - rate) * b + rate * s for b, s in zip(base_ends, shifted_ends, strict=True)]
     if remove:
         low, high = connect(ratios, mixed, base)
@@ -176,7 +177,7 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
     else:
         points, centres = 0.5 / z + z * np.log1p(np.expm1(losses) / rate), (1 / z, 0.0)
     p, q = (rate * interval_masses(points - c) + (1 - rate) * interval_masses(points) for c in centres)
-    tails = [float(rate * ndtr(c - points[-1]) + (1 - rate) * ndtr(-points[-1])) for c in centres]
+    tails = [float(rate * scipy.special.ndtr(c - points[-1]) + (1 - rate) * scipy.special.ndtr(-points[-1])) for c in centres]
     low, high = connect(losses, p, q)
     positive = np.append(low[1:], 0.0) + high
     finite_end = min(tails[0], math.exp(losses[-1]) * tails[1])
@@ -250,12 +251,12 @@ def convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int]
     """Compose `counts[j]` copies of each `plds[j]`; the mass outside the window is at most `tail` and counts as infinite."""
     low, high = window
     longest = max(p.probs.size for p in plds)
-    size = next_fast_len(max(high - low + 1, longest), real=True)
+    size = scipy.fft.next_fast_len(max(high - low + 1, longest), real=True)
     spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
     for pld, count in zip(plds, counts, strict=True):
-        spectrum = spectrum * rfft(pld.probs, size) ** count
+        spectrum = spectrum * scipy.fft.rfft(pld.probs, size) ** count
     start = sum(c * p.lower for c, p in zip(counts, plds, strict=True))
-    probs = np.maximum(np.roll(irfft(spectrum, size), -((low - start) % size))[: high - low + 1], 0.0)
+    probs = np.maximum(np.roll(scipy.fft.irfft(spectrum, size), -((low - start) % size))[: high - low + 1], 0.0)
     finite = sum(c * math.log1p(-p.infinity) for c, p in zip(counts, plds, strict=True))
     return Pld(plds[0].step, low, probs, min(1.0, -math.expm1(finite) + tail + rounding(sum(counts))))
 
@@ -390,7 +391,7 @@ def _masses(points: _Array, parts: Sequence[tuple[_Array, _Array]]) -> tuple[_Ar
     for weights, centres in parts:
         shifted = points - centres[:, None]
         inside += weights @ interval_masses(shifted)
-        above += float(weights @ ndtr(-shifted[:, -1]))
+        above += float(weights @ scipy.special.ndtr(-shifted[:, -1]))
     return inside, above
 
 

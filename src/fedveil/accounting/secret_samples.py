@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 
 from fedveil.accounting import fixed_size, pld, subsampled
 from fedveil.accounting._numbers import at_least, non_negative, numpy_defaults, open_probability, positive, probability
@@ -48,7 +48,7 @@ _LARGEST_ORDER = 512
 @lru_cache(maxsize=64)
 def _log_binomial(records: int, rate: float) -> _Array:
     j = np.arange(records + 1, dtype=np.float64)
-    choose = gammaln(records + 1) - gammaln(j + 1) - gammaln(records - j + 1)
+    choose = scipy.special.gammaln(records + 1) - scipy.special.gammaln(j + 1) - scipy.special.gammaln(records - j + 1)
     return np.asarray(choose + j * math.log(rate) + (records - j) * math.log1p(-rate), dtype=np.float64)
 
 
@@ -56,7 +56,7 @@ def _log_ratio(log_w: _Array, z: float, x: _Array) -> tuple[_Array, _Array]:
     """Return the log density ratio of sum_j w_j N(j) to N(0) at each x, and its slope."""
     j = np.arange(log_w.size, dtype=np.float64)
     logs = log_w + (j * x[:, None] - j * j / 2) / (z * z)
-    total = logsumexp(logs, axis=1)
+    total = scipy.special.logsumexp(logs, axis=1)
     return np.asarray(total, dtype=np.float64), np.asarray(np.exp(logs - total[:, None]) @ j / (z * z), dtype=np.float64)
 
 
@@ -155,8 +155,12 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
     if inner.min() >= 0:  # a mean of Gaussian deltas, without cancellation
         removed = math.fsum(w * math.exp(log_delta_of(i / z, e)) for i, w, e in zip(j[1:], weights[1:], inner[1:], strict=True))
     else:
-        removed = math.fsum([*(weights * ndtr((j - over) / z)), -math.exp(epsilon + float(log_ndtr(-over / z)))])
-    added = math.fsum([float(ndtr(under / z)), *(-weights * np.exp(epsilon + log_ndtr((under - j) / z)))])
+        removed = math.fsum(
+            [*(weights * scipy.special.ndtr((j - over) / z)), -math.exp(epsilon + float(scipy.special.log_ndtr(-over / z)))]
+        )
+    added = math.fsum(
+        [float(scipy.special.ndtr(under / z)), *(-weights * np.exp(epsilon + scipy.special.log_ndtr((under - j) / z)))]
+    )
     return max(removed, 0.0), max(added, 0.0)
 
 
@@ -186,9 +190,9 @@ def _cumulants(log_w: _Array, z: float, highest: int) -> _Array:
         shifted = np.full((j.size, size), -np.inf)
         for i in range(j.size):
             shifted[i, i : i + total.size] = total + one[i]
-        total = logsumexp(shifted, axis=0)
+        total = scipy.special.logsumexp(shifted, axis=0)
         s = np.arange(size, dtype=np.float64)
-        moments[a] = float(logsumexp(total + s * s / (2 * z * z)))
+        moments[a] = float(scipy.special.logsumexp(total + s * s / (2 * z * z)))
     return moments
 
 
@@ -198,7 +202,7 @@ def _add_divergences(log_w: _Array, z: float, orders: _Array) -> _Array:
     x = np.linspace(low, 12 * z, math.ceil((12 * z - low) / min(0.4 * z, 0.5 * z * z)) + 1)
     base = -x * x / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
     ratio, _ = _log_ratio(log_w, z, x)
-    return np.array([max(float(logsumexp(base + (1 - a) * ratio)), 0.0) / (a - 1) for a in orders])
+    return np.array([max(float(scipy.special.logsumexp(base + (1 - a) * ratio)), 0.0) / (a - 1) for a in orders])
 
 
 @numpy_defaults
@@ -218,7 +222,7 @@ def user_rdp(records: int, rate: float, noise_multiplier: float, orders: _Array,
     unsampled = a * records**2 / (2 * z * z)
     if adjacency is not Adjacency.ZERO_OUT:
         j = np.arange(records + 1, dtype=np.float64)
-        bounds = logsumexp(log_w + (a * (a - 1))[:, None] * j * j / (2 * z * z), axis=1) / (a - 1)
+        bounds = scipy.special.logsumexp(log_w + (a * (a - 1))[:, None] * j * j / (2 * z * z), axis=1) / (a - 1)
         return np.asarray(np.minimum(bounds, unsampled), dtype=np.float64)
     credited = (a <= _LARGEST_ORDER) & (a * records <= 4096)
     if not credited.any() or z < 0.05:

@@ -14,8 +14,8 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
 
 from fedveil.accounting import pld
 from fedveil.accounting._numbers import (
@@ -44,7 +44,7 @@ def _binomials(orders: tuple[int, ...]) -> _Array:
     """Return ln C(a, k) for each order a and k = 0..max, -inf for k > a."""
     alphas, k = np.array(orders, dtype=np.float64)[:, None], np.arange(max(orders) + 1, dtype=np.float64)
     with np.errstate(all="ignore"):
-        logs = gammaln(alphas + 1) - gammaln(k + 1) - gammaln(alphas - k + 1)
+        logs = scipy.special.gammaln(alphas + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(alphas - k + 1)
     return np.where(k <= alphas, logs, -np.inf)
 
 
@@ -56,7 +56,7 @@ def _log_excess_integer(rate: float, z: float, orders: tuple[int, ...]) -> _Arra
     growth = np.maximum((k * k - k) / (2 * z * z), 1e-300)
     lift = growth + np.log(-np.expm1(-growth))
     terms = _binomials(orders) + stay + k * math.log(rate) + lift
-    return np.asarray(logsumexp(terms[:, 2:], axis=1), dtype=np.float64)
+    return np.asarray(scipy.special.logsumexp(terms[:, 2:], axis=1), dtype=np.float64)
 
 
 def _log_ratio(rate: float, z: float, x: _Array) -> _Array:
@@ -76,7 +76,9 @@ def log_convex(power: _Array, ratio: _Array) -> _Array:
 def _log_excess_real(rate: float, z: float, orders: _Array) -> _Array:
     """Return ln (E_Q[(P/Q)^a] - 1) by the trapezoidal rule, whose error is exponentially small for this analytic integrand."""
     x, base = _trapezoid(z, float(orders.max()), 0.6)
-    return np.asarray(logsumexp(base + log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64)
+    return np.asarray(
+        scipy.special.logsumexp(base + log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64
+    )
 
 
 def _log_excess(rate: float, z: float, orders: _Array) -> _Array:
@@ -106,7 +108,7 @@ def _log_excess_replace(rate: float, z: float, orders: _Array) -> _Array:
             # above order 64 the integrand's peak is far from the narrow poles near 0 whenever these would need a finer grid
             x, base = _trapezoid(z, float(orders[group].max()), 1.2 if high <= 64 else math.inf)
             up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
-            excess[group] = logsumexp(base + down + log_convex(orders[group][:, None], up - down), axis=1)
+            excess[group] = scipy.special.logsumexp(base + down + log_convex(orders[group][:, None], up - down), axis=1)
     return excess
 
 

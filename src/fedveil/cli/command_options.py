@@ -215,6 +215,12 @@ def configuration(config: Path | None, preset: str | None, overrides: list[str] 
     return loaded
 
 
+def names_plugins(config: Path | None, overrides: list[str] | None) -> bool:
+    """Return whether a configuration may name plugins; a path that is no file is refused when it is read."""
+    written = config is not None and config.is_file() and b"plugins" in config.read_bytes()
+    return written or any("plugins" in override for override in overrides or ())
+
+
 def import_trusted(target: Path, trust_plugins: bool) -> None:
     """Import the plugins of a run directory, if the user trusts them."""
     if trust_plugins:

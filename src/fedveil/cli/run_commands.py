@@ -18,10 +18,12 @@ from fedveil.cli.command_options import (
     TrustPlugins,
     checked,
     configuration,
+    names_plugins,
     print_next,
     with_shorthands,
 )
 from fedveil.experiment.given_paths import require_begun
+from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
@@ -53,13 +55,12 @@ def run(
 
         resumable(resume)
         config = resume / "config.toml"
+    if not names_plugins(config, overrides):  # which may bring trackers
+        trackers: Registry[object] = Registry("--track", "tracker", {})
+        for name in track or ():
+            trackers.require(name)
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
     wanted = configuration(config, preset, with_shorthands(added, seed, epsilon), trust_plugins)
-    if track and not wanted.run.plugins:
-        from fedveil.experiment.tracking import TRACKERS
-
-        for name in track:
-            TRACKERS.require(name, "--track")
     path = _train(wanted, resume or out, quiet, resume is not None)
     if not quiet:
         print_next({**_after(path), f"fedveil publish {path} FOLDER": "copies what may be shown of it"})

@@ -19,6 +19,7 @@ from fedveil.cli.command_options import (
     configuration,
     flag,
     method_lists,
+    names_plugins,
     print_json,
 )
 from fedveil.errors import ConfigError, nearest
@@ -41,12 +42,6 @@ def _require_methods(text: str) -> None:
     for part in text.split(","):
         if part.strip().replace("-", "").isalpha():
             known.require(part.strip())
-
-
-def _names_plugins(config: Path | None, overrides: list[str] | None) -> bool:
-    """Return whether a configuration may name plugins; a path that is no file is refused when it is read."""
-    written = config is not None and config.is_file() and b"plugins" in config.read_bytes()
-    return written or any("plugins" in override for override in overrides or ())
 
 
 def _require_data_set(name: str) -> None:
@@ -94,7 +89,7 @@ def compare_methods(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
-    if not _names_plugins(config, overrides):  # which may bring methods
+    if not names_plugins(config, overrides):  # which may bring methods
         _require_methods(methods)
     shared = configuration(config, preset, overrides, trust_plugins)
     from fedveil.cli.study_terminal import compare_with_table, epsilons_of, split_list

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from fedveil.data.catalogue import CATALOGUE
+from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, refusal
 from fedveil.experiment.model_section import Network, network_of
 from fedveil.experiment.own_model import require_known
@@ -180,7 +181,7 @@ def require_known_names(config: Config) -> None:
     """Refuse unknown names before anything slow is imported; plugins may add names.
 
     Raises:
-        ConfigError: an unknown method, task or data set.
+        ConfigError: an unknown method, task, data set or partition, or impossible options of a partition.
     """
     if config.run.plugins:
         return
@@ -190,6 +191,8 @@ def require_known_names(config: Config) -> None:
         TASKS.require(config.task.name)
     if config.data.source is None and not config.data.handed_over:
         CATALOGUE.require(config.data.name)
+    if not config.data.handed_over:
+        checked_options(config.data.partition)
 
 
 def replace(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ _STATISTICS_BATCH = 256
 """Largest batch size for estimating batch statistics."""
 _NUMBERS = 2**24
 """Largest number of outputs in a batch, for examples with many: a score for each symbol at each place."""
+_EDGES = torch.tensor(SCORE_EDGES, dtype=torch.float64)
 
 
 def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Evidence:
@@ -34,18 +37,29 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Evidence:
     Batch normalisation uses the loaded statistics and leaves them unchanged. Random layers draw the same numbers in every test;
     otherwise a public score would reveal how many examples a client's test set has.
     """
+    device = model.vector.device
+    with _testing(model):
+        size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
+        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
+        results = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
+    return tuple(torch.cat(part) for part in zip(*results, strict=True))
+
+
+@contextmanager
+def _testing(model: FlatModel) -> Iterator[Callable[[], None]]:
+    """Set the model's mode of tests, and seed the random layers; yield a function that seeds them again.
+
+    The batch statistics and the generators are as before at the end.
+    """
     buffers, device = model.buffers(), model.vector.device
     model.eval()
     try:
-        with torch.inference_mode(), Randomness(0).forward(device, "tests"):
-            size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
-            parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
-            results = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
+        with torch.inference_mode(), Randomness(0).forward(device, "tests") as again:
+            yield again
     finally:
         model.train()
         if buffers.numel():
             model.load_buffers(buffers)
-    return tuple(torch.cat(part) for part in zip(*results, strict=True))
 
 
 def estimated_statistics(model: FlatModel, x: Tensor) -> Tensor:
@@ -109,30 +123,37 @@ def _scores_in_bins(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the number of scores in each bin, by class [2, bins]; NaN is in none."""
     logits, counts = logits.reshape(-1), torch.zeros(2, len(SCORE_EDGES) + 1)
     valid = ~logits.isnan()
-    bins = torch.bucketize(logits[valid].double(), torch.tensor(SCORE_EDGES, dtype=torch.float64), right=True)
+    bins = torch.bucketize(logits[valid].double(), _EDGES, right=True)
     return counts.index_put_(((targets[valid] == 1).long(), bins), torch.ones(len(bins)), accumulate=True)
 
 
 def cells_by_record(task: Task, model: FlatModel, x: Tensor, y: Tensor, *, strict: bool = False) -> Tensor:
     """Return the counts of each example alone, flat [n, m], private: no example changes another one's, not even by rounding.
 
-    An example on which the network fails, or whose output is not finite, has zeros. What the network writes into its parameters
-    is undone.
+    Each example has a pass of its own, because in a batch the rounding of a row depends on the number of rows. An example on
+    which the network fails, or whose output is not finite, has zeros. What the network writes into its parameters is undone.
 
     Args:
         strict: the examples are public, so a failure raises.
     """
-    shape, before = evaluation_counts(task, model, x[:0], y[:0]).numel(), model.vector.clone()
-    cells = torch.zeros(len(y), shape)
-    for i in range(len(y)):
-        try:
-            results = evidence(task, model, x[i : i + 1], y[i : i + 1])
-            if all(bool(part.isfinite().all()) for part in results):
-                cells[i] = _counted(task, 1, results).reshape(-1)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            if strict:
+    shape = evaluation_counts(task, model, x[:0], y[:0]).numel()
+    cells, device = torch.zeros(len(y), shape), model.vector.device
+    before, buffers = model.vector.clone(), model.buffers()
+    with _testing(model) as seed_again:
+        for i, (record, target) in enumerate(zip(x.split(1), y.split(1), strict=True)):
+            try:
+                results = task.evidence(_output(model, record.to(device)).cpu(), target)
+                if all(bool(part.isfinite().all()) for part in results):
+                    cells[i] = _counted(task, 1, results).reshape(-1)
+            except KeyboardInterrupt:
                 raise
-        model.vector.copy_(before)
+            except BaseException:
+                if strict:
+                    raise
+            model.vector.copy_(before)
+            if buffers.numel():
+                model.load_buffers(buffers)
+            if any(part.training for part in model.module.modules()):
+                model.eval()
+            seed_again()
     return cells

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,15 +61,23 @@ class Randomness:
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
-    def forward(self, device: torch.device, *key: object, secret: bool = False) -> Iterator[None]:
+    def forward(self, device: torch.device, *key: object, secret: bool = False) -> Iterator[Callable[[], None]]:
         """Seed the global generators from which layers draw from the run's seed; restore their states afterwards.
+
+        Yield a function that seeds them again, for passes that draw the same numbers.
 
         Args:
             secret: seed numpy's and Python's generators, from which a loss may draw under DP-SGD, from a secret key instead.
         """
         seed = self.derive("forward", *key)
-        with _seeded(device, seed), _seeded_elsewhere(int.from_bytes(self.key("elsewhere", *key), "little") if secret else seed):
-            yield
+        elsewhere = int.from_bytes(self.key("elsewhere", *key), "little") if secret else seed
+        with _seeded(device, seed) as here, _seeded_elsewhere(elsewhere) as there:
+
+            def seeded() -> None:
+                here()
+                there()
+
+            yield seeded
 
     @contextmanager
     def layers(self, device: torch.device, *name: object, elsewhere: bool = False) -> Iterator[None]:
@@ -124,31 +132,38 @@ class Randomness:
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch's generators for layers on this device, and restore their states afterwards."""
+def _seeded(device: torch.device, seed: int) -> Iterator[Callable[[], None]]:
+    """Seed torch's generators for layers on this device, and restore their states afterwards; yield what seeds them."""
     import torch
 
-    gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a simulated GPU has no generator
-    with torch.random.fork_rng(devices=gpus):
+    def seeded() -> None:
         if gpus:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         torch.default_generator.manual_seed(seed)
-        yield
+
+    gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a simulated GPU has no generator
+    with torch.random.fork_rng(devices=gpus):
+        seeded()
+        yield seeded
 
 
 @contextmanager
-def _seeded_elsewhere(seed: int) -> Iterator[None]:
-    """Seed the global generators of numpy and Python, and restore their states afterwards.
+def _seeded_elsewhere(seed: int) -> Iterator[Callable[[], None]]:
+    """Seed the global generators of numpy and Python, and restore their states afterwards; yield what seeds them.
 
     User-defined code may draw from them, and one client's draws may not depend on how much another client drew.
     """
     before, numpys, numbers = random.getstate(), mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
-    random.seed(seed)
+
+    def seeded() -> None:
+        random.seed(seed)
+        np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)])  # noqa: NPY002
+
     mtrand.set_bit_generator(_ELSEWHERE)
-    np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)])  # noqa: NPY002
+    seeded()
     try:
-        yield
+        yield seeded
     finally:
         random.setstate(before)
         mtrand.set_bit_generator(numpys)

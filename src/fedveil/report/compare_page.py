@@ -147,7 +147,7 @@ def _page_values(found: Comparison) -> dict[str, Any]:
     return {
         "title": f"Methods compared on {found.config.data.name}",
         "lead": f"{capital(found.what)}, {seeds}, at equal {found.by} epsilon.",
-        "headlines": headlines(found),
+        "headlines": verdict_sentences(found) or _best_means(found),
         "charts": charts(found),
         "note": spread if len(found.seeds) > 1 else "One seed: no confidence interval.",
         "columns": list(cells(found.rows[0], "")),
@@ -164,19 +164,14 @@ def _page_values(found: Comparison) -> dict[str, Any]:
     }
 
 
-def headlines(found: Comparison) -> list[str]:
-    """Return the best method for each guarantee, and how clearly it differs from the next best."""
-    lines = []
-    for (partition, at), block in found.blocks.items():
-        ranked = [row for row in block if row.complete]
-        if not ranked:
-            continue
-        best, *others = ranked
-        text = f"{capital(guarantee(partition, at, found.by))}: {found.names[best.method]} {mean_and_sd(best)}"
-        if others:
-            text += f"; next {found.names[others[0].method]} {mean_and_sd(others[0])} ({verdict(others[0])})"
-        lines.append(f"{text}.")
-    return lines
+def _best_means(found: Comparison) -> list[str]:
+    """Return the best method at each guarantee with its mean, for a comparison without a test."""
+    ranked = {block: [row for row in rows if row.complete] for block, rows in found.blocks.items()}
+    return [
+        f"{capital(guarantee(*block, found.by))}: {found.names[rows[0].method]} {mean_and_sd(rows[0])}."
+        for block, rows in ranked.items()
+        if rows
+    ]
 
 
 # --- charts -------------------------------------------------------------------------------------------------------------

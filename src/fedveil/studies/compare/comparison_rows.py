@@ -234,10 +234,12 @@ def sample_sentences(seeds: Sequence[int], most: int, what: str) -> list[str]:
     if most < 2:
         return [sample]
     others = most - 1
+    comparisons = f"{others} comparison{'s' * (others != 1)}"
     needed, needed_all = seeds_needed(1), seeds_needed(others)
     test = (
         "Test: two-sided paired t-test by seed (both methods have the same initial model, partition and batch order) against "
-        f"the best mean at the same guarantee, p after Holm's correction for {others} comparison{'s' * (others != 1)} in a block."
+        f"the best mean at the same guarantee, p after Holm's correction for {comparisons} in a block. "
+        "An interval is that of one difference, without this correction."
     )
     limits = (
         "The t-test takes the differences between seeds for normal, which so few numbers cannot show. "

@@ -35,8 +35,8 @@ def trained(method: Method, rounds: int = 3) -> Vector:
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
         module.bias.copy_(torch.tensor([0.05, -0.6]))
-    spec = LocalSpec(steps=STEPS, batch_size=100, optimizer=OptimizerSpec(lr=LR))
-    job = federation(method, [ONE, TWO], spec=spec, rounds=rounds, z=NO_NOISE, module=module)
+    training = {"local_steps": STEPS, "optimizer": {"lr": LR}, "rounds": rounds}
+    job = federation(method, [ONE, TWO], training=training, z=NO_NOISE, module=module)
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == ""
     found: Vector = progress.model.numpy().astype(np.float64)

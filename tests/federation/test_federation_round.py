@@ -279,7 +279,9 @@ def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
 
 
 def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() -> None:
-    job = federation(DPFedAvg(clip=0.1), [TWO] * 200, z=2.0, training={"rounds": 30, "clients_per_round": 50, "sampling": "poisson"})
+    job = federation(
+        DPFedAvg(clip=0.1), [TWO] * 200, z=2.0, training={"rounds": 30, "clients_per_round": 50, "sampling": "poisson"}
+    )
     progress = trained(job)
     counts = [r["participants"] for r in progress.history]
     # 30 draws of Bin(200, 1/4): mean 50, sd of the mean 1.12; 2/3 and 3/2 of the rate are 15 and 22 sd away
@@ -292,7 +294,9 @@ def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() 
 
 
 def test_max_participations_is_never_exceeded() -> None:
-    job = federation(DPFedAvg(clip=0.1), [TWO] * 10, view="server", z=2.0, training={"rounds": 8, "clients_per_round": 5}, max_participations=3)
+    job = federation(
+        DPFedAvg(clip=0.1), [TWO] * 10, view="server", z=2.0, training={"rounds": 8, "clients_per_round": 5}, max_participations=3
+    )
     progress = trained(job)
     assert max(progress.seen.values()) == 3
     assert sum(r["participants"] for r in progress.history) == 30

@@ -40,18 +40,18 @@ from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.studies.twin import twin_sensitivity
-from fedveil.training.params import Layout
 from method_kit import planner
 from reference_costs import prefix_sum_error, tree_sensitivity_squared
 from resumed_runs import go, interrupted
 
 Vector = NDArray[np.float64]
 Z = 1.5
-LAYOUT = Layout(("a",), ((3,),))
+LAYERS = {"a": (3,)}
+LAYOUT = h.layout(LAYERS)
 
 
 def plan_of(method: BandedMF, rounds: int, z: float = Z, clients: int = 1000) -> Plan:
-    s = h.setting(View.AGGREGATE, LAYOUT, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
+    s = h.setting(View.AGGREGATE, LAYERS, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
     plan = planner(method, s).plan(h.released([0.0] * 3), {})
     assert isinstance(plan, Plan)
     return plan
@@ -381,5 +381,7 @@ def test_refused(overrides: tuple[str, ...], word: str) -> None:
 
 
 def test_a_bound_on_participations_beside_the_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="banded-mf has a participation rule of its own"):
-        BandedMF().calibrate(h.setting(View.AGGREGATE, clients=1000, max_participations=3))
+    s = h.setting(View.AGGREGATE, clients=1000)
+    for bounded in (replace(s, max_participations=3), replace(s, min_survivors=3)):
+        with pytest.raises(ConfigError, match="banded-mf has a participation rule of its own"):
+            BandedMF().calibrate(bounded)

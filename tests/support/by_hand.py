@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import fedveil as fv
-from fedveil.accounting.types import Gaussian, View
+from fedveil.accounting.types import Gaussian
 from fedveil.data.partition import ClientIndices, Partition
 from fedveil.experiment.assembly import federation as assembled
 from fedveil.experiment.config import Config

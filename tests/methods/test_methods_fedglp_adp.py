@@ -44,6 +44,7 @@ from fedveil.papers.fedglp_adp.method import (
     start_log_odds,
 )
 from fedveil.training.local import Local
+from fedveil.training.params import FlatModel
 from method_kit import planner
 
 LAYERS = {"a": (8,), "b": (2,)}

@@ -79,7 +79,7 @@ def test_private_statistics_and_released_ones(method: Any, z: float | None, tmp_
     def run() -> Federation:
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-        return by_hand(method, [ONE, ONE, ONE], rounds=3, z=z, module=module)
+        return by_hand(method, [ONE, ONE, ONE], training={"rounds": 3}, z=z, module=module)
 
     one, two = run(), run()
     reference, other = finished(one, Inline(one.context)), finished(two, engine_of(two, tmp_path))

@@ -221,12 +221,13 @@ def test_each_client_sees_exactly_its_own_batches_in_order(tmp_path: Path) -> No
 
 def test_an_empty_client_and_one_of_a_single_example() -> None:
     parts = [ONE, (np.empty((0, 2)), []), TWO, ONE]
-    one, two = by_hand(FedAvg(), parts, rounds=2), by_hand(FedAvg(), parts, rounds=2)
+    one, two = (by_hand(FedAvg(), parts, training={"rounds": 2}) for _ in range(2))
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
 
 
 def test_no_client_at_all_in_a_round() -> None:
-    run = by_hand(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, rounds=3, cohort=1, sampling="poisson", seed=2)
+    drawn = {"rounds": 3, "clients_per_round": 1, "sampling": "poisson"}
+    run = by_hand(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, training=drawn, seed=2)
     progress = finished(run, Batched(run.context))
     assert 0 in [row["participants"] for row in progress.history]
 
@@ -285,7 +286,7 @@ def test_where_memory_runs_out_half_as_many_go_on(
 def statistics(rounds: int) -> Federation:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-    return by_hand(FedAvg(), [ONE, ONE, ONE], rounds=rounds, module=module)
+    return by_hand(FedAvg(), [ONE, ONE, ONE], training={"rounds": rounds}, module=module)
 
 
 def test_batch_normalisation_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,7 +314,7 @@ class Recurrent(torch.nn.Module):
 def test_a_network_of_the_users_own_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> Federation:
         torch.manual_seed(0)
-        return by_hand(FedAvg(), [ONE, TWO, ONE], rounds=2, module=Recurrent())
+        return by_hand(FedAvg(), [ONE, TWO, ONE], training={"rounds": 2}, module=Recurrent())
 
     one, two = run(), run()
     assert torch.equal(finished(one, Inline(one.context)).model, finished(two, Batched(two.context)).model)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import ONE
+from by_hand import ONE, with_client
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, covering, every_method, job, same_state, small_digits
 from fedveil import certify
@@ -400,7 +400,7 @@ def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
 
 def test_batch_statistics_that_are_not_finite_are_refused_where_they_would_leave() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-    run = by_hand(FedAvg(), [ONE, ONE, ([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [0, 1, 1])], rounds=1, module=module)
+    run = by_hand(FedAvg(), [ONE, ONE, ([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [0, 1, 1])], module=module)
 
     class Poisoned(Faulty):
         def finish(self, local: Local) -> Any:
@@ -408,7 +408,7 @@ def test_batch_statistics_that_are_not_finite_are_refused_where_they_would_leave
                 local.model.module[1].running_var.fill_(math.inf)  # type: ignore[index,union-attr,operator]
             return self.inner.finish(local)
 
-    run = replace(run, context=replace(run.context, objective=Poisoned(run.context.objective, (), (0,))))
+    run = with_client(run, Poisoned(run.context.objective, (), (0,)))
     progress = start(run)
     fit(run, Inline(run.context), progress)
     assert progress.history[0]["failures"][2] == "the batch statistics contain NaN or infinite values"

@@ -14,13 +14,10 @@ from by_hand import federation as by_hand
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.config import Config
 from fedveil.federation.before_round import released
-from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.methods.base import Policy, Setting
 from fedveil.methods.fedavg import FedAvg
-from fedveil.methods.run_cost import Planner
-from fedveil.release.noise import Randomness
 from fedveil.training.local import State
 
 STEPS = 4
@@ -41,8 +38,12 @@ def config(*overrides: str) -> Config:
 
 
 def asking(*overrides: str) -> Federation:
-    job = h.job_of(config(*overrides))
-    return replace(job, context=replace(job.context, policy=Planner.of(Asking(), job.setting)))
+    return asked(h.job_of(config(*overrides)), Asking())
+
+
+def asked(job: Federation, policy: Policy) -> Federation:
+    """The federation with this policy in the place of the method's."""
+    return replace(job, context=replace(job.context, policy=replace(job.context.policy, part=policy)))
 
 
 def test_the_public_update_by_hand() -> None:
@@ -79,7 +80,7 @@ def test_it_depends_on_the_model_the_round_and_public_data_alone() -> None:
     assert again is not None
     assert first.equal(again)
     own = job.context.clients
-    others = Clients(torch.randn(own.x.shape), own.y.roll(1), own.offsets)
+    others = replace(own, x=torch.randn(own.x.shape), y=own.y.roll(1))
     elsewhere = released(replace(job, context=replace(job.context, clients=others)), progress).public_update
     assert elsewhere is not None
     assert first.equal(elsewhere)
@@ -103,19 +104,18 @@ def test_layers_that_draw_and_remember_do_not_tell() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
     public = torch.randn(40, 2), torch.arange(40) % 2
-    job = by_hand(FedAvg(), [ONE, ONE], module=module)
-    job = replace(job, public=public, context=replace(job.context, policy=Planner.of(Asking(), job.setting)))
+    job = replace(asked(by_hand(FedAvg(), [ONE, ONE], module=module), Asking()), public=public)
     progress = start(job)
     before = torch.get_rng_state()
     first = released(job, progress).public_update
     assert first is not None
     assert torch.get_rng_state().equal(before)
     torch.rand(5)
-    module.train()(torch.randn(50, 2) + 3)  # a client's batch: it draws, and moves the running means
+    job.context.model.module.train()(torch.randn(50, 2) + 3)  # a client's batch: it draws, and moves the running means
     again = released(job, progress).public_update
     assert again is not None
     assert again.equal(first)
-    other = released(replace(job, draws=Randomness(1)), progress).public_update
+    other = released(replace(job, draws=replace(job.draws, seed=1)), progress).public_update
     assert other is not None
     assert not other.equal(first)
 
@@ -127,7 +127,7 @@ def test_steps_that_are_none_are_refused(steps: int) -> None:
     class Idle(Asking):
         public_steps = steps
 
-    job = replace(job, context=replace(job.context, policy=Planner.of(Idle(), job.setting)))
+    job = asked(job, Idle())
     with pytest.raises(ConfigError, match="public_steps is at least 1"):
         released(job, start(job))
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from by_hand import federation
+from by_hand import federation, with_client
 from fedveil.accounting.types import View
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import one_round
@@ -16,7 +16,6 @@ from fedveil.federation.server import _noise
 from fedveil.mechanism.plan import DpSgd, Plan, Upload
 from fedveil.methods.base import CoverageMean, Mean
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.methods.setting import Setting
 from fedveil.release.dpsgd import step_noise
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain
 from fedveil.training.params import FlatModel, Layout
@@ -94,13 +93,9 @@ def test_an_objective_has_no_say_in_the_figures_of_a_proven_release(view: View) 
             local.noised(local.model.layout.norms(update))
             return update
 
-    class Method(DPFedAvg):
-        def client(self, s: Setting) -> Plain:
-            return Telling()
-
     rows = []
-    for method in (DPFedAvg(clip=1.0), Method(clip=1.0)):
-        job = federation(method, [([[1.0, 2.0]], [0]), ([[3.0, 1.0]], [1])], view=view, z=1.0)
+    for client in (Plain(), Telling()):
+        job = with_client(federation(DPFedAvg(clip=1.0), [([[1.0, 2.0]], [0]), ([[3.0, 1.0]], [1])], view=view, z=1.0), client)
         progress = start(job)
         one_round(job, Inline(job.context), progress)
         rows.append(progress.history[0])

@@ -16,7 +16,6 @@ from by_hand import ONE, TWO, Book, federation
 from fedveil.accounting.types import Gaussian, SampledGaussian, View
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.executors.inline import Inline
-from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.history import all_failed
 from fedveil.federation.progress import Federation, Progress, start
@@ -24,7 +23,6 @@ from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.release.sealed import AGGREGATE
-from fedveil.training.local import LocalSpec, OptimizerSpec
 
 
 def trained(job: Federation, progress: Progress | None = None) -> Progress:
@@ -100,8 +98,8 @@ def stop(progress: Progress) -> None:
 
 
 def test_fedprox_pulls_towards_the_global_model() -> None:
-    spec = LocalSpec(steps=2, batch_size=100, optimizer=OptimizerSpec(lr=0.5))
-    plain, prox = (trained(federation(FedAvg(proximal=a), [TWO], spec=spec)).model.numpy() for a in (0.0, 1.0))
+    steps = {"local_steps": 2}
+    plain, prox = (trained(federation(FedAvg(proximal=a), [TWO], training=steps)).model.numpy() for a in (0.0, 1.0))
     first = -0.5 * hand_gradient(np.array(TWO[0]), np.array(TWO[1]))
     # the penalty's gradient at step 2 is alpha * (w_1 - w) = first, so the second step is shorter by lr * first
     assert prox == pytest.approx(plain - 0.5 * first, abs=1e-6)
@@ -109,22 +107,24 @@ def test_fedprox_pulls_towards_the_global_model() -> None:
 
 def test_batch_clip_bounds_the_trajectory_and_schedules_scale_it() -> None:
     for schedule, total in (("constant", 3.0), ("cyclic", 1 + 1 / 2 + 1 / 3), ("iterative", 1 + 1 / 2 + 1 / 3)):
-        spec = LocalSpec(steps=3, batch_size=100, optimizer=OptimizerSpec(lr=0.5), batch_clip=0.01, schedule=schedule)  # type: ignore[arg-type]
-        moved = float(trained(federation(FedAvg(), [TWO], spec=spec)).model.norm())
+        steps = {"local_steps": 3, "batch_clip": 0.01, "schedule": schedule}
+        moved = float(trained(federation(FedAvg(), [TWO], training=steps)).model.norm())
         assert moved == pytest.approx(0.5 * 0.01 * total, rel=1e-3)
 
 
 def test_schedules_of_paper_002() -> None:
     rate = {
-        s: LocalSpec(schedule=s, optimizer=OptimizerSpec(lr=1.0)).learning_rate(3, 2, 5)
+        s: federation(FedAvg(), [ONE], training={"schedule": s, "optimizer": {"lr": 1.0}}).context.spec.learning_rate(3, 2, 5)
         for s in ("constant", "cyclic", "stage-wise", "iterative")
-    }  # type: ignore[arg-type]
+    }
     assert rate == {"constant": 1.0, "cyclic": 1 / 3, "stage-wise": 1 / 4, "iterative": 1 / (3 * 5 + 3)}
 
 
 def test_same_seed_same_bits_other_seed_other_bits() -> None:
+    drawn = {"rounds": 4, "clients_per_round": 4, "sampling": "poisson"}
+
     def run(seed: int) -> torch.Tensor:
-        job = federation(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, rounds=4, cohort=4, sampling="poisson", seed=seed)
+        job = federation(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, training=drawn, seed=seed)
         return trained(job).model
 
     assert torch.equal(run(7), run(7))
@@ -133,7 +133,7 @@ def test_same_seed_same_bits_other_seed_other_bits() -> None:
 
 def with_examples(job: Federation, x: torch.Tensor) -> Federation:
     clients = job.context.clients
-    return replace(job, context=replace(job.context, clients=Clients(x, clients.y, clients.offsets)))
+    return replace(job, context=replace(job.context, clients=replace(clients, x=x)))
 
 
 def poisoned(job: Federation, value: float, row: int = 2) -> Federation:
@@ -148,7 +148,7 @@ def poisoned(job: Federation, value: float, row: int = 2) -> Federation:
 def test_a_client_with_a_broken_example_releases_zero_with_noise(view: View, value: float) -> None:
     """The model moves by the two other clients and by noise, the divisor stays three, and each has its rows in the ledger."""
     clip = 0.1
-    job = poisoned(federation(DPFedAvg(clip=clip), [ONE, TWO, ONE], z=1e-7, rounds=2, view=view), value)
+    job = poisoned(federation(DPFedAvg(clip=clip), [ONE, TWO, ONE], z=1e-7, training={"rounds": 2}, view=view), value)
     progress = trained(job)
     assert progress.round == 2
     for row in progress.history:
@@ -171,8 +171,8 @@ def test_a_client_with_a_broken_example_releases_zero_with_noise(view: View, val
 def test_a_broken_example_says_nothing_to_the_server(view: View) -> None:
     """The server's record of a run with NaN and of one in which that client's data give no gradient are equal to the bit."""
     parts = [ONE, TWO, ONE]
-    broken = poisoned(federation(DPFedAvg(clip=0.1), parts, z=1.0, rounds=3, view=view), math.nan)
-    still = federation(DPFedAvg(clip=0.1), [ONE, ([], []), ONE], z=1.0, rounds=3, view=view)
+    broken = poisoned(federation(DPFedAvg(clip=0.1), parts, z=1.0, training={"rounds": 3}, view=view), math.nan)
+    still = federation(DPFedAvg(clip=0.1), [ONE, ([], []), ONE], z=1.0, training={"rounds": 3}, view=view)
     one, other = trained(broken), trained(still)
     assert [row["failed"] for row in one.history] == [1, 1, 1]
     assert [row["failed"] for row in other.history] == [0, 0, 0]
@@ -184,7 +184,7 @@ def test_a_broken_example_says_nothing_to_the_server(view: View) -> None:
 
 @pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
 def test_without_a_promise_a_client_with_a_broken_example_is_left_out(view: View) -> None:
-    job = poisoned(federation(FedAvg(weighting="uniform"), [ONE, TWO, ONE], rounds=2, view=view), math.nan)
+    job = poisoned(federation(FedAvg(weighting="uniform"), [ONE, TWO, ONE], training={"rounds": 2}, view=view), math.nan)
     progress = trained(job)
     u = -0.5 * hand_gradient(np.array(ONE[0]), np.array(ONE[1]))
     first = trained(poisoned(federation(FedAvg(weighting="uniform"), [ONE, TWO, ONE], view=view), math.nan)).model.numpy()
@@ -209,7 +209,7 @@ def test_the_order_of_clients_changes_no_bit_of_the_model() -> None:
     parts = [ONE, TWO, (ONE[0] + TWO[0], ONE[1] + TWO[1])] * 5
     models = []
     for engine in (Inline, Shuffled):
-        job = federation(DPFedAvg(clip=0.1), parts, z=0.3, rounds=5)
+        job = federation(DPFedAvg(clip=0.1), parts, z=0.3, training={"rounds": 5})
         progress = start(job)
         fit(job, engine(job.context), progress)
         models.append(progress.model)
@@ -224,7 +224,7 @@ def test_a_run_in_which_every_client_fails_stops_with_the_reason() -> None:
 
 def test_a_run_with_a_promise_ends_after_a_round_in_which_every_client_failed() -> None:
     """What they released in it is zeros with noise, and charged; the next round is not."""
-    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=3)
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, training={"rounds": 3})
     progress = trained(with_examples(job, torch.full_like(job.context.clients.x, math.nan)))
     assert [row["failed"] for row in progress.history] == [2]
     assert all_failed(progress.history[0])
@@ -237,9 +237,9 @@ def test_a_run_with_a_promise_ends_after_a_round_in_which_every_client_failed() 
 
 def test_empty_and_single_example_clients_and_short_batches() -> None:
     empty: tuple[list[list[float]], list[int]] = ([], [])
-    spec = LocalSpec(epochs=2, batch_size=2, optimizer=OptimizerSpec(lr=0.5))
+    passes = {"local_epochs": 2, "batch_size": 2}
     three = (ONE[0] + TWO[0], ONE[1] + TWO[1])
-    progress = trained(federation(DPFedAvg(clip=1.0), [empty, TWO, three], z=1e-7, spec=spec))
+    progress = trained(federation(DPFedAvg(clip=1.0), [empty, TWO, three], z=1e-7, training=passes))
     assert torch.isfinite(progress.model).all()
     assert progress.history[0]["failed"] == 0
     alone = trained(federation(DPFedAvg(clip=1.0), [empty], z=1e-7))
@@ -248,7 +248,7 @@ def test_empty_and_single_example_clients_and_short_batches() -> None:
 
 def test_integer_buffers_are_never_noised_and_private_statistics_stay() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-    job = federation(DPFedAvg(clip=0.1), [ONE, ONE], z=1.0, rounds=2, module=module)
+    job = federation(DPFedAvg(clip=0.1), [ONE, ONE], z=1.0, training={"rounds": 2}, module=module)
     assert job.context.door.layout.dimension == sum(p.numel() for p in module.parameters())
     progress = trained(job)
     assert progress.buffers is None
@@ -258,7 +258,7 @@ def test_integer_buffers_are_never_noised_and_private_statistics_stay() -> None:
     open_job = federation(
         FedAvg(),
         [ONE, ONE],
-        rounds=2,
+        training={"rounds": 2},
         module=torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)),
     )
     assert trained(open_job).buffers is not None
@@ -271,7 +271,7 @@ def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
                 raise BudgetExhausted("the budget is spent")
             super().charge_all(entries)
 
-    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=5, book=Purse())
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, training={"rounds": 5}, book=Purse())
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == "the budget is spent"
     assert progress.round == 2
@@ -279,7 +279,9 @@ def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
 
 
 def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() -> None:
-    job = federation(DPFedAvg(clip=0.1), [TWO] * 200, z=2.0, rounds=30, cohort=50, sampling="poisson")
+    job = federation(
+        DPFedAvg(clip=0.1), [TWO] * 200, z=2.0, training={"rounds": 30, "clients_per_round": 50, "sampling": "poisson"}
+    )
     progress = trained(job)
     counts = [r["participants"] for r in progress.history]
     # 30 draws of Bin(200, 1/4): mean 50, sd of the mean 1.12; 2/3 and 3/2 of the rate are 15 and 22 sd away
@@ -292,7 +294,9 @@ def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() 
 
 
 def test_max_participations_is_never_exceeded() -> None:
-    job = federation(DPFedAvg(clip=0.1), [TWO] * 10, z=2.0, rounds=8, cohort=5, max_participations=3)
+    job = federation(
+        DPFedAvg(clip=0.1), [TWO] * 10, view="server", z=2.0, training={"rounds": 8, "clients_per_round": 5}, max_participations=3
+    )
     progress = trained(job)
     assert max(progress.seen.values()) == 3
     assert sum(r["participants"] for r in progress.history) == 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from by_hand import federation
+from by_hand import federation, with_client
 from fedveil.accounting.types import View
 from fedveil.executors.inline import Inline
 from fedveil.experiment.config_files import load_config
@@ -57,10 +57,8 @@ class Remembers(Plain, Remembering):
     """The same training, which says nothing."""
 
 
-def recorded(kind: Callable[..., Method], objective: type[Plain], view: View, **more: Any) -> list[Record]:
-    own = type("Own", (kind,), {"client": lambda self, s: objective()})  # type: ignore[arg-type]
-    method = own(clip=1.0) if kind is DPFedAvg else own()
-    job = federation(method, PARTS, view=view, rounds=2, **more)
+def recorded(method: Method, client: Plain, view: View, **more: Any) -> list[Record]:
+    job = with_client(federation(method, PARTS, view=view, training={"rounds": 2}, **more), client)
     progress = start(job)
     for _ in range(2):
         one_round(job, Inline(job.context), progress)
@@ -68,17 +66,16 @@ def recorded(kind: Callable[..., Method], objective: type[Plain], view: View, **
 
 
 @pytest.mark.parametrize("view", View)
-@pytest.mark.parametrize("kind", [DPFedAvg, FedAvg])
-def test_nothing_that_an_objective_says_is_in_the_public_half(kind: Callable[..., Method], view: View) -> None:
-    more = {"z": 1.0} if kind is DPFedAvg else {}
-    quiet, told = (recorded(kind, objective, view, **more) for objective in (Remembers, Telling))
+@pytest.mark.parametrize(("method", "z"), [(DPFedAvg(clip=1.0), 1.0), (FedAvg(), None)])
+def test_nothing_that_an_objective_says_is_in_the_public_half(method: Method, z: float | None, view: View) -> None:
+    quiet, told = (recorded(method, client, view, z=z) for client in (Remembers(), Telling()))
     assert [record.public for record in told] == [record.public for record in quiet]
     assert all({"update", "layers", "objective_clip", "objective_test_loss"} <= record.private.keys() for record in told)
     assert not any({"update", "layers"} & record.private.keys() for record in quiet)
 
 
 def test_noise_that_only_clients_know_of_is_told_in_the_private_half() -> None:
-    (first, second) = recorded(FedAvg, Telling, View.SERVER)
+    (first, second) = recorded(FedAvg(), Telling(), View.SERVER)
     assert first.public["noise_norm"] == second.public["cumulative_noise_norm"] == 0.0
     assert first["noise_norm"] == first.private["noise_norm"] > 0
     assert second["cumulative_noise_norm"] == pytest.approx(first["noise_norm"] + second["noise_norm"])
@@ -110,7 +107,7 @@ def test_the_functions_that_fill_the_public_half_are_given_public_things_alone()
 @pytest.mark.parametrize("view", View)
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_who_is_not_to_see_it_is_not_handed_how_many_took_part(view: View, sampling: str) -> None:
-    job = federation(DPFedAvg(clip=1.0), PARTS, view=view, z=1.0, sampling=sampling)
+    job = federation(DPFedAvg(clip=1.0), PARTS, view=view, z=1.0, training={"sampling": sampling})
     seen = VisibleRound(0, 2, "nobody answered", 1, sent=[6], norm=1.0, noise=[torch.ones(2)], noise_before=0.0)
     shown = seen.in_view(job.method, job.setting)
     secret = sampling == "poisson" and view is not View.SERVER

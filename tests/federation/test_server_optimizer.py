@@ -20,7 +20,7 @@ from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Progress, start
 from fedveil.federation.round import Engine
 from fedveil.methods.run_cost import events_in_view
-from fedveil.training.optimizer import OptimizerSpec
+from fedveil.training.optimizer import Optimizer
 from resumed_runs import case, go, interrupted
 
 
@@ -88,10 +88,15 @@ def test_a_relative_rate_needs_a_clip_of_whole_updates(tmp_path: Path) -> None:
         job(config({"name": "fedavg"}, training={"server_optimizer": {"relative_to_clip": True}}), tmp_path)
 
 
+def built(**options: Any) -> Optimizer:
+    """The optimiser that a configuration describes."""
+    return configure(training={"server_optimizer": options}).training.server_optimizer.spec().build()
+
+
 def test_betas_and_eps_are_those_of_torch() -> None:
     torchs = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     ours, other = torchs.detach().clone(), torch.optim.Adam([torchs], 0.1, betas=(0.5, 0.8), eps=1e-3, foreach=False)
-    optimizer = OptimizerSpec("adam", 0.1, betas=(0.5, 0.8), eps=1e-3).build()
+    optimizer = built(name="adam", lr=0.1, betas=(0.5, 0.8), eps=1e-3)
     for step in range(4):
         torchs.grad = torch.tensor([1.0, 0.3 * step])
         optimizer.step(ours, torchs.grad)
@@ -101,7 +106,7 @@ def test_betas_and_eps_are_those_of_torch() -> None:
 
 def test_yogi_by_hand() -> None:
     """Reddi et al. 2021, Algorithm 2, with two steps of gradients 2 and 1 on one coordinate."""
-    vector, optimizer = torch.tensor([0.0], dtype=torch.float64), OptimizerSpec("yogi", 0.1, betas=(0.5, 0.75), eps=0.5).build()
+    vector, optimizer = torch.tensor([0.0], dtype=torch.float64), built(name="yogi", lr=0.1, betas=(0.5, 0.75), eps=0.5)
     optimizer.step(vector, torch.tensor([2.0], dtype=torch.float64))
     mean, second = 0.5 * 2.0, 0.25 + 0.25 * 4.0  # v grows: the square is larger than it
     by_hand = -0.1 * mean / (second**0.5 + 0.5)

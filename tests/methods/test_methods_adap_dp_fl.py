@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +15,15 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.mechanism.cost import event_of
 from fedveil.mechanism.plan import LocalDpSgd, Plan, Upload, step_of
-from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedanc.method import FedANC
 from fedveil.papers.ladp_fl.baselines import AdapDPFL, Following, no_cheaper
-from fedveil.training.local import LocalSpec
-from fedveil.training.optimizer import OptimizerSpec
+from method_kit import planner
 
 
-def silo(view: View = View.SERVER, **changes: Any) -> Setting:
+def silo(view: View = View.SERVER, training: Mapping[str, Any] | None = None, **changes: Any) -> Setting:
     """Batches of 25 of 100 records, four steps a round at rate 0.1, first clip 0.5."""
-    return h.setting(view, unit=Unit.RECORD, example_clip=0.5, **changes)
+    return h.setting(view, unit=Unit.RECORD, training={"local": "dp-sgd", "example_clip": 0.5, **(training or {})}, **changes)
 
 
 def sent(policy: Following, vector: list[float], loss: float | None = None) -> Upload:
@@ -48,17 +47,17 @@ def test_the_clip_by_hand() -> None:
             (AdapDPFL(variant="published", factor=0.8, decay=1.0), 0.8 * math.sqrt(clean + noise)),
             (AdapDPFL(headroom=1.5, decay=1.0), 1.5 * math.sqrt(clean)),
         ):
-            policy = Planner.of(Following(method), silo(view))
+            policy = planner(method, silo(view))
             state = policy.observe(policy.start(), sent(policy, vector))
             assert step(policy, state).clip == pytest.approx(expected, rel=1e-4)
-    bounded = Planner.of(Following(AdapDPFL(clip_range=(0.5, 1.5))), silo())
+    bounded = planner(AdapDPFL(clip_range=(0.5, 1.5)), silo())
     assert step(bounded, bounded.observe({}, sent(bounded, vector))).clip == 0.75
     assert step(bounded, bounded.observe({}, sent(bounded, [0.0] * 7))).clip == 0.25
 
 
 def test_one_step_a_round_gives_the_norm_of_the_noised_gradient_itself() -> None:
-    s = silo(local=LocalSpec(1, 1, 25, OptimizerSpec(lr=0.1)))
-    policy = Planner.of(Following(AdapDPFL(variant="published")), s)
+    s = silo(training={"local_steps": 1})
+    policy = planner(AdapDPFL(variant="published"), s)
     state = policy.observe(policy.start(), sent(policy, [-0.06, 0, 0, -0.08, 0, 0, 0]))
     assert step(policy, state).clip == pytest.approx(1.0, rel=1e-6)
 
@@ -69,7 +68,7 @@ def test_noise_alone_makes_the_published_clip_grow_and_the_proven_one_does_not()
     generator = torch.Generator().manual_seed(0)
     found = {}
     for variant in ("published", "proven"):
-        policy = Planner.of(Following(AdapDPFL(variant=variant, clip_range=(0.5, 4.0))), noisy)  # type: ignore[arg-type]
+        policy = planner(AdapDPFL(variant=variant, clip_range=(0.5, 4.0)), noisy)  # type: ignore[arg-type]
         state = policy.start()
         for _ in range(6):
             plan = policy.plan(h.released([0.0] * 7), state)
@@ -86,7 +85,7 @@ def test_the_noise_falls_after_three_falls_of_the_public_loss() -> None:
     """Losses 5 4 3 2: one lowering after the fourth; a rise starts again; at the end of all falls it is z itself."""
     for view in (View.SERVER, View.AGGREGATE):
         s = silo(view, rounds=8)
-        policy = Planner.of(Following(AdapDPFL(decay=0.5)), s)
+        policy = planner(AdapDPFL(decay=0.5), s)
         state: dict[str, Any] = policy.start()
         lowered = []
         for loss in (5.0, 4.0, 3.0, 2.0, 1.0, 1.5, 1.0):
@@ -103,7 +102,7 @@ def test_no_path_costs_more_than_planned() -> None:
     """The loss falls in every round: the last plan is at z, and its price, whatever the clip, is the declared one."""
     s = silo(rounds=9)
     m = AdapDPFL(decay=0.9)
-    policy = Planner.of(Following(m), s)
+    policy = planner(m, s)
     (declared,) = m.releases(s, View.SERVER)
     assert isinstance(declared, SampledGaussian)
     server: dict[str, Any] = {}

@@ -17,12 +17,10 @@ from scipy import stats
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, reason_of
-from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.adapldp import AdapLDP, ReleasedScaler, Scalers, Scaling, laplace, turned
+from fedveil.papers.ladp_fl.adapldp import AdapLDP, Scaling, laplace, turned
 from fedveil.papers.ladp_fl.claim import adapldp_scale
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.training.params import FlatModel
-from method_kit import digits, job_of, released, setting, stepped, trained, upload
+from fedveil.training.local import BatchGradient, Local, train
+from method_kit import LAYERS, Layers, digits, job_of, local_of, planner, released, setting, stepped, trained, upload
 
 # --- formulas ---
 
@@ -54,7 +52,7 @@ def test_the_turn_by_hand() -> None:
 
 
 def test_the_server_standardises_all_scalers() -> None:
-    policy = Planner.of(Scalers(3, "why"), setting())
+    policy = planner(AdapLDP(variant="published"), setting(clients=3, cohort=3))
     uploads = [replace(upload([0.0] * 7, [0.0] * 7), client=1, extras={"scaler": torch.tensor(4.0)})]
     state = policy.observe_all({}, uploads)
     values = np.array([0.001, 4.0, 0.001])
@@ -63,16 +61,10 @@ def test_the_server_standardises_all_scalers() -> None:
     assert plan.broadcast["scaler"] == pytest.approx(math.sqrt(2), rel=1e-4)
     assert plan.broadcast["mean"] == pytest.approx(0, abs=1e-9)
     assert plan.broadcast["step"].tolist() == [0.5] * 7
-    assert reason_of(plan) == "why"
+    assert reason_of(plan) == AdapLDP(variant="published").unproven
 
 
 # --- training, against plain numpy ---
-
-
-class Two(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))
 
 
 class Fixed:
@@ -88,7 +80,8 @@ class Fixed:
 def one_round(round: int, state: dict[str, Any], public: dict[str, Any], law: str) -> tuple[np.ndarray[Any, Any], float]:
     """Ours: two batches of a client of ten examples; gradient norms 5 and 0.5 against a clip of 1, rate 0.1, no momentum."""
     method = AdapLDP(variant="published", law=law, gradient_clip=1.0, turn=0.02)
-    local = Local(FlatModel(Two()), torch.ones(7), LocalSpec(1, 2, 5, OptimizerSpec(lr=0.1)), Fixed(), torch.Generator())  # type: ignore[arg-type]
+    steps = {"local_steps": 2, "batch_size": 5, "optimizer": {"lr": 0.1}}
+    local = local_of(Layers(LAYERS), Fixed(), training=steps, start=torch.ones(7))
     local.normal = lambda n: torch.linspace(-1, 1, n)
     local.round, local.state, local.plan = round, state, SimpleNamespace(clip=1.0, broadcast=public)
     update, _ = train(local, torch.zeros(10, 1), torch.zeros(10), Scaling(method, 0.5, 1e-5))
@@ -152,19 +145,19 @@ history) on a linear network with the examples below; its random numbers replace
 @pytest.mark.parametrize("law", PROGRAM)
 def test_three_rounds_are_those_of_the_authors_program(law: str) -> None:
     method = AdapLDP(variant="published", law=law, gradient_clip=0.3)
-    policy, objective = Planner.of(Scalers(3, "why"), setting()), Scaling(method, 50.0, 1e-5)
+    policy, objective = planner(method, setting(clients=3, cohort=3)), Scaling(method, 50.0, 1e-5)
     x, y = torch.sin(torch.arange(90.0)).reshape(30, 3), torch.arange(30) % 2
     module = torch.nn.Linear(3, 2)
     model = before = torch.cat([torch.linspace(-0.5, 0.5, 6), torch.tensor([0.2, -0.1])])
     states: dict[int, dict[str, Any]] = {client: {} for client in range(3)}
     server: dict[str, Any] = {}
     expected = iter(PROGRAM[law])
-    spec = LocalSpec(1, 2, 10, OptimizerSpec(lr=0.1, momentum=0.5))
+    steps = {"local_steps": 2, "batch_size": 10, "optimizer": {"lr": 0.1, "momentum": 0.5}}
     for round, picks in enumerate(PICKS):
         uploads = []
         for client in picks:
             told = replace(released(model.tolist(), round, before.tolist()), client=client, server=server)
-            local = Local(FlatModel(module), model, spec, BatchGradient(), torch.Generator())
+            local = local_of(module, training=steps, start=model)
             local.normal = lambda n: torch.cat([torch.linspace(-1.5, 1, 6), torch.linspace(-1.5, 1, 2)])
             local.round, local.state, local.plan = round, states[client], policy.plan(told, {})
             mine = slice(10 * client, 10 * client + 10)
@@ -188,7 +181,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.view = 'server'"):
         method.calibrate(setting(View.AGGREGATE, epsilon=10.0))
     with pytest.raises(ConfigError, match=r"training\.optimizer to sgd"):
-        method.calibrate(replace(s, local=LocalSpec(1, None, 25, OptimizerSpec("adam"))))
+        method.calibrate(setting(epsilon=10.0, noise_multiplier=None, training={"optimizer": {"name": "adam"}}))
     assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
     objective = method.client(s)
     assert isinstance(objective, Scaling)
@@ -204,7 +197,7 @@ def test_published_refuses_sums_and_promises_nothing() -> None:
 @given(st.lists(st.floats(0, 50), min_size=20, max_size=20), st.integers(1, 20))
 def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -> None:
     s = setting(rounds=20, max_participations=most)
-    policy, spent = Planner.of(ReleasedScaler(AdapLDP(clip=1.0)), s), 0.0
+    policy, spent = planner(AdapLDP(clip=1.0), s), 0.0
     state = policy.start()
     for t, norm in list(enumerate(norms))[20 - most :]:
         plan = policy.plan(released([0.0] * 7, t), state)
@@ -216,7 +209,7 @@ def test_no_path_costs_more_than_constant_noise(norms: list[float], most: int) -
 
 
 def test_a_client_that_moved_more_gets_less_noise() -> None:
-    policy = Planner.of(ReleasedScaler(AdapLDP()), setting())
+    policy = planner(AdapLDP(), setting())
     stds = []
     for norm in (0.0, 0.1, 1.0):
         state = policy.observe(policy.start(), upload([norm] + [0.0] * 6, [0.0] * 7))

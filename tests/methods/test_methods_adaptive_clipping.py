@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 import method_kit as h
-from by_hand import Book, federation
+from by_hand import Book, federation, with_client
 from fedveil.accounting.types import View
 from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.setting import Setting
-from fedveil.training.local import Client, Local
+from fedveil.training.local import Local
 from method_kit import planner
 
 NO_NOISE = 1e-7
@@ -38,18 +37,11 @@ class Norms(Counted):
         return torch.zeros(())
 
 
-class KnownNorms(AdaptiveClipping):
-    """The method, with clients whose updates have known norms."""
-
-    norms: tuple[float, ...]
-
-    def client(self, s: Setting) -> Client:
-        return Norms(norms=self.norms)
-
-
 def clips(norms: list[float], rounds: int, view: View, z: float = NO_NOISE, **method: Any) -> list[dict[int, float]]:
     """The clip of each round: by client in the server view, of all (-1) else."""
-    job = federation(KnownNorms(norms=tuple(norms), **method), [([[0.0, 0.0]], [0])] * len(norms), view=view, z=z, rounds=rounds)
+    parts = [([[0.0, 0.0]], [0])] * len(norms)
+    job = federation(AdaptiveClipping(**method), parts, view=view, z=z, training={"rounds": rounds})
+    job = with_client(job, Norms(norms=tuple(norms)))
     fit(job, Inline(job.context), start(job))
     book = job.context.door.ledger
     assert isinstance(book, Book)

@@ -19,15 +19,16 @@ from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.method_registry import method_from
-from fedveil.methods.run_cost import Planner
 from fedveil.papers.aldp_fl import claim as truncated
-from fedveil.papers.aldp_fl.method import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.training.params import FlatModel
+from fedveil.papers.aldp_fl.method import ALDPFL, BoundedNoise, bound_of, truncated_normal, truncated_variance
+from fedveil.training.local import BatchGradient, Local, train
 from method_kit import (
+    LAYERS,
     LAYOUT,
+    Layers,
     digits,
     job_of,
+    local_of,
     planner,
     released,
     setting,
@@ -89,12 +90,6 @@ def test_no_clip_no_noise() -> None:
 # --- published training ---
 
 
-class Two(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))
-
-
 @dataclass
 class Moves:
     """A gradient source that moves each layer's first coordinate as told, batch by batch."""
@@ -111,10 +106,9 @@ class Moves:
     batches = BatchGradient.batches
 
 
-def local_of(moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0) -> Local:
-    model, source = FlatModel(Two()), Moves(moves)
-    spec = LocalSpec(1, len(moves), 5, OptimizerSpec(lr=1.0))
-    local = Local(model, model.vector.clone(), spec, source, torch.Generator().manual_seed(0), state=dict(state or {}))
+def client(moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0) -> Local:
+    steps = {"local_steps": len(moves), "batch_size": 5, "optimizer": {"lr": 1.0}}
+    local = local_of(Layers(LAYERS), Moves(moves), training=steps, state=dict(state or {}))
     local.normal = lambda n: torch.full((n,), normal)
     return local
 
@@ -123,7 +117,7 @@ def moved(
     moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0, **options: Any
 ) -> tuple[list[float], dict[str, Any]]:
     """The two layers' first coordinates after the moves at rate 1 with given standard normals, and the private state."""
-    local = local_of(moves, state, normal)
+    local = client(moves, state, normal)
     objective = BoundedNoise(ALDPFL(variant="published", **options), 4.0, 1e-7)
     update, _ = train(local, torch.zeros(10, 1), torch.zeros(10, dtype=torch.long), objective)
     return [float(update[0]), float(update[3])], local.state
@@ -160,14 +154,14 @@ def test_d_of_the_sensitivity_may_be_a_batch() -> None:
     dataset, batch = (moved([(0.02, 0.01)], normal=1.0, sensitivity=d)[0] for d in ("dataset", "batch"))
     assert batch[0] - 0.02 == pytest.approx(2 * (dataset[0] - 0.02), rel=1e-4)
     few = Tensor(3, 1).zero_()
-    local = local_of([(0.02, 0.01)], normal=1.0)
+    local = client([(0.02, 0.01)], normal=1.0)
     update, _ = train(local, few, few[:, 0].long(), BoundedNoise(ALDPFL(variant="published", sensitivity="batch"), 4.0, 1e-7))
     assert float(update[0]) - 0.02 == pytest.approx(10 / 3 * (dataset[0] - 0.02), rel=1e-4)
 
 
 def test_the_noise_of_training_is_recorded() -> None:
     """Three iterations of one norm: three times the variance of equation 8, for each coordinate of a layer."""
-    local = local_of([(0.5, 0.25)] * 3)
+    local = client([(0.5, 0.25)] * 3)
     train(local, torch.zeros(10, 1), torch.zeros(10, dtype=torch.long), BoundedNoise(ALDPFL(variant="published"), 0.05, 1e-7))
     stds = [2 * c / 10 * math.sqrt(2 * math.log(1.25e7)) / 0.05 for c in (0.5, 0.25)]
     variances = [variance_of_equation_8(std, bound_of(0.05, 0.5)) for std in stds]
@@ -218,7 +212,7 @@ def test_published_is_marked_and_proves_nothing() -> None:
 
 
 def test_first_clips_share_the_clip_by_size() -> None:
-    policy = Planner.of(Window(ALDPFL(clip=0.7)), setting())
+    policy = planner(ALDPFL(clip=0.7), setting())
     plan = policy.plan(released([0.0] * 7), policy.start())
     assert plan.layer_clip is not None
     assert plan.layer_clip.tolist() == pytest.approx([0.7 * math.sqrt(3 / 7), 0.7 * math.sqrt(4 / 7)])
@@ -228,7 +222,7 @@ def test_first_clips_share_the_clip_by_size() -> None:
 
 def test_clips_are_the_mean_of_the_last_released_norms_without_their_noise() -> None:
     """Norms (3, 4), (0, 2) and (6, 0) released exactly, k = 2: mean (3, 1); then with noise 1 on 3 and 4 coordinates."""
-    policy = Planner.of(Window(ALDPFL(window=2, headroom=1.0, clip_range=(1e-6, 100.0))), setting())
+    policy = planner(ALDPFL(window=2, headroom=1.0, clip_range=(1e-6, 100.0)), setting())
     state = policy.start()
     for a, b in ((3.0, 4.0), (0.0, 2.0), (6.0, 0.0)):
         state = policy.observe(state, upload([a, 0, 0, b, 0, 0, 0], [0.0] * 7))
@@ -240,7 +234,7 @@ def test_clips_are_the_mean_of_the_last_released_norms_without_their_noise() -> 
 
 
 def test_clips_have_headroom_and_stay_in_range() -> None:
-    policy = Planner.of(Window(ALDPFL(clip=1.0, headroom=1.5, clip_range=(0.5, 2.0))), setting())
+    policy = planner(ALDPFL(clip=1.0, headroom=1.5, clip_range=(0.5, 2.0)), setting())
     first = policy.start()["first"]
     state = policy.observe(policy.start(), upload([0.8, 0, 0, 100.0, 0, 0, 0], [0.0] * 7))
     clips = policy.plan(released([0.0] * 7), state).layer_clip
@@ -257,7 +251,7 @@ def test_clips_have_headroom_and_stay_in_range() -> None:
 @pytest.mark.parametrize(("options", "most"), [({}, 1.0), ({"clip_range": (0.5, 4.0)}, 4.0)])
 def test_noise_alone_does_not_drive_the_default_clips_up(options: dict[str, Any], most: float) -> None:
     """Clients who send nothing, under noise of 20 clips: it is taken for movement, and may not raise itself."""
-    policy, noise = Planner.of(Window(ALDPFL(**options)), setting(noise_multiplier=20.0)), torch.Generator().manual_seed(1)
+    policy, noise = planner(ALDPFL(**options), setting(noise_multiplier=20.0)), torch.Generator().manual_seed(1)
     state, highest = policy.start(), 0.0
     for _ in range(30):
         plan = policy.plan(released([0.0] * 7), state)
@@ -273,8 +267,8 @@ def test_noise_alone_does_not_drive_the_default_clips_up(options: dict[str, Any]
 def test_noise_by_hand_in_both_allocations() -> None:
     """C = (1, 2), z = 2, sizes 3 and 4: equal z C sqrt 2; least: sigma_l^2 = 4 (C_l / sqrt n_l)(sqrt 3 + 2 sqrt 4)."""
     state = {"first": torch.tensor([1.0, 2.0]), "norms": torch.empty((0, 2))}
-    equal = Planner.of(Window(ALDPFL(allocation="equal")), setting()).plan(released([0.0] * 7), state).noise_std
-    least = Planner.of(Window(ALDPFL(allocation="least")), setting()).plan(released([0.0] * 7), state).noise_std
+    equal = planner(ALDPFL(allocation="equal"), setting()).plan(released([0.0] * 7), state).noise_std
+    least = planner(ALDPFL(allocation="least"), setting()).plan(released([0.0] * 7), state).noise_std
     assert isinstance(equal, Tensor)
     assert isinstance(least, Tensor)
     assert equal.tolist() == pytest.approx([2 * math.sqrt(2), 4 * math.sqrt(2)])
@@ -295,7 +289,7 @@ def test_every_plan_costs_exactly_its_share(
     vector: list[float], std: float, allocation: str, view: View, adjacency: Adjacency
 ) -> None:
     s = setting(view, adjacency=adjacency)
-    policy = Planner.of(Window(ALDPFL(allocation=allocation)), s)  # type: ignore[arg-type]
+    policy = planner(ALDPFL(allocation=allocation), s)  # type: ignore[arg-type]
     plan = policy.plan(released([0.0] * 7), policy.observe(policy.start(), upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
 
@@ -324,7 +318,3 @@ def test_published_learns(tmp_path: Path) -> None:
     assert last["layer_clip"] == pytest.approx(torch.stack(clips).mean(0).tolist())
     assert last["noise_norm"] > 0
     assert last["cumulative_noise_norm"] == pytest.approx(sum(row["noise_norm"] for row in progress.history))
-
-
-def test_the_hand_made_layers_are_those_of_the_settings() -> None:
-    assert FlatModel(Two()).layout == LAYOUT

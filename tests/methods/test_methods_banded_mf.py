@@ -40,18 +40,18 @@ from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.studies.twin import twin_sensitivity
-from fedveil.training.params import Layout
 from method_kit import planner
 from reference_costs import prefix_sum_error, tree_sensitivity_squared
 from resumed_runs import go, interrupted
 
 Vector = NDArray[np.float64]
 Z = 1.5
-LAYOUT = Layout(("a",), ((3,),))
+LAYERS = {"a": (3,)}
+LAYOUT = h.layout(LAYERS)
 
 
 def plan_of(method: BandedMF, rounds: int, z: float = Z, clients: int = 1000) -> Plan:
-    s = h.setting(View.AGGREGATE, LAYOUT, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
+    s = h.setting(View.AGGREGATE, LAYERS, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
     plan = planner(method, s).plan(h.released([0.0] * 3), {})
     assert isinstance(plan, Plan)
     return plan
@@ -202,8 +202,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
 @pytest.mark.parametrize(("clients", "separation"), [(20, 4), (23, 4), (60, 10)])
 def test_the_sampler_enforces_the_rule(clients: int, separation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = sampled(monkeypatch)
-    rounds = 4 * separation
-    job = federation(BandedMF(separation=separation), [([[0.0, 0.0]], [0])] * clients, rounds=rounds, z=1.0, cohort=5)
+    training = {"rounds": 4 * separation, "clients_per_round": 5}
+    job = federation(BandedMF(separation=separation), [([[0.0, 0.0]], [0])] * clients, z=1.0, training=training)
     fit(job, Inline(job.context), start(job))
     assert all(len(set(cohort)) == 5 for _, cohort in drawn)
     check_rule(dict(drawn), 4, separation)
@@ -239,7 +239,7 @@ def test_a_rule_that_nobody_enforces_has_no_price(enforced: Participation | None
 def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it came is not the sampler's to use: it is chosen no sooner again."""
     drawn = sampled(monkeypatch)
-    job = federation(BandedMF(separation=4), [([[0.0, 0.0]], [0])] * 20, rounds=16, z=1.0, cohort=5)
+    job = federation(BandedMF(separation=4), [([[0.0, 0.0]], [0])] * 20, z=1.0, training={"rounds": 16, "clients_per_round": 5})
     fit(job, Losing(Inline(job.context)), start(job))
     assert sum(0 in cohort for _, cohort in drawn) == 4
     check_rule(dict(drawn), 4, 4)
@@ -280,10 +280,11 @@ def walk(method: BandedMF, rounds: int, seed: int) -> tuple[float, float]:
     In the model's units; clients have no examples, so that all that moves the model is noise.
     """
     empty: Any = ([], [])
-    known = federation(method, [empty] * 60, rounds=rounds, cohort=6, z=1.0).setting
+    training = {"rounds": rounds, "clients_per_round": 6}
+    known = federation(method, [empty] * 60, training=training, z=1.0).setting
     z = method.calibrate(replace(known, noise_multiplier=None, epsilon=4.0)).z
     wide = torch.nn.Linear(2, 2000)
-    job = federation(method, [empty] * 60, rounds=rounds, cohort=6, z=z, seed=seed, module=wide)
+    job = federation(method, [empty] * 60, training=training, z=z, seed=seed, module=wide)
     progress, power, begin = start(job), [], job.context.model.vector.clone()
     fit(job, Inline(job.context), progress, lambda p: power.append(float((p.model - begin).square().mean())))
     return z, math.sqrt(np.mean(power))
@@ -295,7 +296,8 @@ def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon
     """T = 40, b = 10, each client at most 4 times under both; both errors are the predicted ones."""
     rounds, times = 40, 4
     z, error = walk(BandedMF(clip=1.0, separation=10), rounds, 5)
-    s = federation(BandedMF(separation=10), [([[0.0, 0.0]], [0])] * 60, rounds=rounds, cohort=6, z=z).setting
+    training = {"rounds": rounds, "clients_per_round": 6}
+    s = federation(BandedMF(separation=10), [([[0.0, 0.0]], [0])] * 60, training=training, z=z).setting
     plan = planner(BandedMF(separation=10), s).plan(h.released([0.0] * 6), {})
     assert isinstance(plan, Plan)
     assert isinstance(plan.mechanism, Banded)
@@ -379,5 +381,7 @@ def test_refused(overrides: tuple[str, ...], word: str) -> None:
 
 
 def test_a_bound_on_participations_beside_the_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match="banded-mf has a participation rule of its own"):
-        BandedMF().calibrate(h.setting(View.AGGREGATE, clients=1000, max_participations=3))
+    s = h.setting(View.AGGREGATE, clients=1000)
+    for bounded in (replace(s, max_participations=3), replace(s, min_survivors=3)):
+        with pytest.raises(ConfigError, match="banded-mf has a participation rule of its own"):
+            BandedMF().calibrate(bounded)

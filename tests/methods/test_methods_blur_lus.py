@@ -13,12 +13,11 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
 from fedveil.experiment.certify import certify_config
-from fedveil.mechanism.plan import Plan, Released
+from fedveil.mechanism.plan import Plan
 from fedveil.methods.method_registry import description
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier
 from fedveil.papers.fedglp_adp.sparse_baselines import BlurLus, ShortAndSparse
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.training.params import FlatModel
+from fedveil.training.local import Local, train
 from fisher_clients import X, Y
 from method_kit import planner
 
@@ -29,9 +28,7 @@ def client() -> Local:
     with torch.no_grad():
         for i, p in enumerate(module.parameters()):
             p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view(p.shape) + 0.1 * i)
-    model = FlatModel(module)
-    spec = LocalSpec(steps=2, batch_size=4, optimizer=OptimizerSpec("sgd", 0.5))
-    return Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), data=(X, Y))
+    return h.local_of(module, training={"local_steps": 2, "batch_size": 4, "optimizer": {"lr": 0.5}}, data=(X, Y))
 
 
 def gradient_at(w: torch.Tensor) -> torch.Tensor:
@@ -72,7 +69,7 @@ def test_published_noise_is_a_share_of_the_sums_and_what_is_proven_counts_single
     method = BlurLus(variant="published", clip=0.5)
     s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, delta=0.1, cohort=10))
     sigma = opacus_noise_multiplier(2.0, 20, 0.1)
-    plan = planner(method, s).plan(Released(0, torch.zeros(7), None), {})
+    plan = planner(method, s).plan(h.released([0.0] * 7), {})
     assert isinstance(plan, Plan)
     assert (plan.support, plan.clip) == (None, 0.5), "noise is dense: which values were dropped does not show"
     assert plan.noise_std == pytest.approx(sigma * 0.5 / math.sqrt(10))

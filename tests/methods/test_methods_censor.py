@@ -13,8 +13,7 @@ import method_kit as h
 from fedveil.experiment.certify import certify_config
 from fedveil.papers.fedanc.baselines import Orthogonal, candidate
 from fedveil.tasks.classification import Classification
-from fedveil.training.local import BatchGradient, Local, LocalSpec
-from fedveil.training.params import FlatModel
+from fedveil.training.local import Local
 
 SERVER = {"privacy": {"view": "server"}}
 X = torch.tensor([[1.0, -0.5, 0.25], [0.3, 0.8, -1.2], [-0.7, 0.2, 0.9]])
@@ -36,10 +35,7 @@ def local(scale: float = 1.0) -> Local:
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.sin(torch.arange(1.0, p.numel() + 1) * (1 if p.ndim == 2 else 2)).view(p.shape) * scale)
-    model = FlatModel(module)
-    found = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator(), steps=1)
-    found.normal = torch.zeros
-    return found
+    return h.local_of(module, steps=1, normal=torch.zeros)
 
 
 def objective(**options: Any) -> Orthogonal:

@@ -11,17 +11,15 @@ from fedveil.executors.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.fedavg import DPFedAvg
-from fedveil.training.local import LocalSpec, Plain
-from fedveil.training.optimizer import OptimizerSpec
+from fedveil.training.local import Plain
 
 LR, STEPS, ROUNDS = 0.5, 3, 4
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 def test_two_clients_by_hand(alpha: float) -> None:
-    spec = LocalSpec(steps=STEPS, batch_size=100, optimizer=OptimizerSpec(lr=LR))
-    method = DPFedAvg(clip=100.0, proximal=alpha)
-    job = federation(method, [ONE, TWO], view=View.SERVER, spec=spec, rounds=ROUNDS, z=1e-9)
+    method, steps = DPFedAvg(clip=100.0, proximal=alpha), {"local_steps": STEPS, "optimizer": {"lr": LR}, "rounds": ROUNDS}
+    job = federation(method, [ONE, TWO], view=View.SERVER, training=steps, z=1e-9)
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == ""
     w = np.zeros(6)
@@ -37,7 +35,7 @@ def test_two_clients_by_hand(alpha: float) -> None:
 
 
 def test_the_guarantee_does_not_depend_on_it() -> None:
-    job = federation(DPFedAvg(), [ONE, TWO], view=View.SERVER, spec=LocalSpec(), rounds=2, z=1.0)
+    job = federation(DPFedAvg(), [ONE, TWO], view=View.SERVER, training={"rounds": 2}, z=1.0)
     priced = [DPFedAvg(proximal=alpha).releases(job.setting, View.SERVER) for alpha in (0.0, 5.0)]
     assert priced[0] == priced[1]
     assert DPFedAvg().client(job.setting) == Plain()

@@ -19,10 +19,7 @@ from fedveil.federation.progress import start
 from fedveil.methods.dp_fedsam import DPFedSAM, SharpnessAware
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
-from fedveil.release.noise import Randomness
-from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain, train
-from fedveil.training.optimizer import OptimizerSpec
-from fedveil.training.params import FlatModel
+from fedveil.training.local import Local, Plain, train
 from method_kit import planner
 
 Vector = NDArray[np.float64]
@@ -35,8 +32,8 @@ def trained(method: Method, rounds: int = 3) -> Vector:
     with torch.no_grad():
         module.weight.copy_(torch.tensor([[0.3, -0.2], [0.1, 0.4]]))
         module.bias.copy_(torch.tensor([0.05, -0.6]))
-    spec = LocalSpec(steps=STEPS, batch_size=100, optimizer=OptimizerSpec(lr=LR))
-    job = federation(method, [ONE, TWO], spec=spec, rounds=rounds, z=NO_NOISE, module=module)
+    training = {"local_steps": STEPS, "optimizer": {"lr": LR}, "rounds": rounds}
+    job = federation(method, [ONE, TWO], training=training, z=NO_NOISE, module=module)
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == ""
     found: Vector = progress.model.numpy().astype(np.float64)
@@ -73,22 +70,20 @@ def test_without_the_way_uphill_it_is_dp_fedavg_to_the_bit() -> None:
 
 def of_one_client(objective: SharpnessAware | Plain, module: nn.Module, lr: float = 0.5) -> tuple[Local, torch.Tensor]:
     """One client's working set after three steps, and its update."""
-    model = FlatModel(module)
-    spec = LocalSpec(steps=3, batch_size=4, optimizer=OptimizerSpec(lr=lr))
-    local = Local(model, model.vector.clone(), spec, BatchGradient(), Randomness(0, True).generator("batches", 0, 0))
+    local = h.local_of(module, training={"local_steps": 3, "batch_size": 4, "optimizer": {"lr": lr}})
     x = torch.randn(4, 2, generator=torch.Generator().manual_seed(1)) * 3 + 1
     return local, train(local, x, torch.tensor([0, 1, 1, 0]), objective)[0]
 
 
 def test_batch_statistics_follow_the_model_and_not_the_point_uphill() -> None:
-    """At rate 0 the model stays where it is, so plain training has the same statistics."""
+    """At a rate of next to nothing the model stays where it is, so plain training has the same statistics."""
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    plain, _ = of_one_client(Plain(), module, lr=0.0)
+    plain, _ = of_one_client(Plain(), module, lr=1e-60)
     statistics = plain.model.buffers()
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    sharp, update = of_one_client(SharpnessAware(rho=5.0), module, lr=0.0)
+    sharp, update = of_one_client(SharpnessAware(rho=5.0), module, lr=1e-60)
     assert not update.any()
     assert sharp.model.buffers().equal(statistics)
 

@@ -22,8 +22,6 @@ from fedveil.mechanism.plan import Plan
 from fedveil.methods.dp_scaffold import DPScaffold, Scaffold
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method import Method
-from fedveil.training.local import LocalSpec
-from fedveil.training.optimizer import OptimizerSpec
 from method_kit import planner
 
 Vector = NDArray[np.float64]
@@ -31,10 +29,10 @@ LR, STEPS, NO_NOISE = 0.5, 3, 1e-9
 FREE = DPScaffold(clip=100.0, control_clip=100.0)
 
 
-def small(method: Method, rounds: int, view: View, **more: Any) -> Federation:
+def small(method: Method, rounds: int, view: View, z: float | None = NO_NOISE, **more: Any) -> Federation:
     """Clients ONE and TWO, three steps of full batches of a linear layer that starts at zero."""
-    spec = LocalSpec(steps=STEPS, batch_size=100, optimizer=OptimizerSpec(lr=LR))
-    return federation(method, [ONE, TWO], view=view, spec=spec, rounds=rounds, z=NO_NOISE, **more)
+    training = {"local_steps": STEPS, "optimizer": {"lr": LR}, "rounds": rounds, **more}
+    return federation(method, [ONE, TWO], view=view, training=training, z=z)
 
 
 def run(job: Federation) -> Progress:
@@ -82,7 +80,7 @@ def test_two_clients_by_hand(view: View, rounds: int) -> None:
 
 @pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
 def test_scaffold_without_noise_by_hand_is_proven_nothing(view: View) -> None:
-    job = small(Scaffold(), 5, view)
+    job = small(Scaffold(), 5, view, z=None)
     progress = run(job)
     w, c, _ = scaffold_by_hand([[0, 1]] * 5)
     assert progress.model.numpy() == pytest.approx(w, abs=2e-7)
@@ -94,7 +92,7 @@ def test_scaffold_without_noise_by_hand_is_proven_nothing(view: View) -> None:
 
 def test_one_client_a_round_by_hand() -> None:
     """Then c moves by half of the change, and a client that is not there keeps its own control variate."""
-    job = small(FREE, 6, View.SERVER, cohort=1)
+    job = small(FREE, 6, View.SERVER, clients_per_round=1)
     progress = run(job)
     book = job.context.door.ledger
     assert isinstance(book, Book)
@@ -111,8 +109,8 @@ def test_it_ends_where_the_loss_of_all_is_flat_and_fedavg_does_not() -> None:
     parts: list[tuple[Any, Any]] = [([[1, 0], [1, 0], [0, 1]], [0, 1, 1]), ([[1, 0], [0, 1], [0, 1], [0, 1]], [1, 0, 1, 0])]
     left = []
     for method in (FREE, DPFedAvg(clip=100.0)):
-        spec = LocalSpec(steps=20, batch_size=100, optimizer=OptimizerSpec(lr=0.3))
-        w = run(federation(method, parts, spec=spec, rounds=50, z=NO_NOISE)).model.numpy().astype(np.float64)
+        training = {"local_steps": 20, "optimizer": {"lr": 0.3}, "rounds": 50}
+        w = run(federation(method, parts, training=training, z=NO_NOISE)).model.numpy().astype(np.float64)
         left.append(float(np.linalg.norm(np.mean([gradient(w, part) for part in parts], axis=0))))
     assert left[0] < 1e-5
     assert left[1] > 0.1
@@ -154,7 +152,7 @@ def test_what_leaves_is_within_both_clips() -> None:
 
 
 def test_a_client_without_examples_moves_nothing() -> None:
-    job = federation(FREE, [ONE, ([], [])], rounds=2, z=NO_NOISE)
+    job = federation(FREE, [ONE, ([], [])], training={"rounds": 2}, z=NO_NOISE)
     progress = run(job)
     assert bool(torch.isfinite(progress.model).all())
     assert not progress.privates[1]["control"].any()

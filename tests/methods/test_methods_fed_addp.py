@@ -47,7 +47,7 @@ one, 2 q, the client's own model, and the length for the next round."""
 def trained(method: FedADDP, sigma: float | None, normal: Any = torch.zeros) -> tuple[torch.Tensor, Any]:
     local = client(1, length=0.2)
     local.normal = normal
-    objective = RangedNoise(method, h.setting(layout=local.model.layout), sigma)
+    objective = RangedNoise(method, replace(h.setting(), layout=local.model.layout), sigma)
     return train(local, X, Y, objective)[0], local
 
 

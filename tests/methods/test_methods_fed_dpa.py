@@ -18,8 +18,7 @@ from fedveil.methods.run_cost import events_in_view
 from fedveil.papers.fedglp_adp.claim import opacus_epsilon, opacus_noise_multiplier, record_steps
 from fedveil.papers.fedglp_adp.fisher_baselines import FedDPA, TwoPasses, fisher, fisher_split, pull, pull_to, scaled
 from fedveil.papers.fedglp_adp.sparse_baselines import sigma_of
-from fedveil.training.local import BatchGradient, Local, LocalSpec, train
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.local import train
 from fisher_clients import X, Y, as_recorded, client, network
 
 PUBLISHED = FedDPA(variant="published")
@@ -31,7 +30,7 @@ THEIRS += [0.142096]
 
 def trained(method: FedDPA, **changes: Any) -> tuple[torch.Tensor, Any]:
     local = client(2)
-    update, _ = train(local, X, Y, TwoPasses(method, replace(h.setting(layout=local.model.layout), **changes)))
+    update, _ = train(local, X, Y, TwoPasses(method, replace(h.setting(), layout=local.model.layout, **changes)))
     return update, local
 
 
@@ -96,8 +95,9 @@ class Words(nn.Module):
 @pytest.mark.parametrize("looks", [False, True])
 def test_fisher_information_of_sparse_tables_and_single_numbers(looks: bool) -> None:
     torch.manual_seed(0)
-    model, x, y = FlatModel(Words(looks)), torch.randint(0, 7, (9, 4)), torch.arange(9) % 2
-    local = Local(model, model.vector.clone(), LocalSpec(loop=looks), BatchGradient(), torch.Generator(), data=(x, y), examples=9)
+    x, y = torch.randint(0, 7, (9, 4)), torch.arange(9) % 2
+    local = h.local_of(Words(looks), training={"per_example": "loop" if looks else "vmap"}, data=(x, y), examples=9)
+    model = local.model
     found, total = fisher(local, h.setting()), torch.zeros_like(model.vector)
     parameters = list(model.module.parameters())
     for i in range(9):
@@ -110,10 +110,10 @@ def test_fisher_information_of_sparse_tables_and_single_numbers(looks: bool) -> 
 def test_the_first_client_of_a_process_does_not_choose_how_the_gradients_of_the_others_are_rounded() -> None:
     def of_the_second(first: float) -> torch.Tensor:
         torch.manual_seed(0)
-        model = FlatModel(nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2)))
+        network = nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
         x, y = torch.randn(40, 20), torch.randint(0, 2, (40,))
-        local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator(), data=(x, y), examples=40)
-        statistics = model.buffers()
+        local = h.local_of(network, data=(x, y), examples=40)
+        model, statistics = local.model, local.model.buffers()
         model.load_buffers(statistics * first)
         local.state["personal"] = local.start * first
         fisher_split(local, h.setting(), 0.4, skip_zeros=False)
@@ -130,7 +130,7 @@ def test_a_client_that_fails_leaves_the_network_in_training_mode() -> None:
             raise ValueError("out of range")
 
     local = client(1)
-    local.model = FlatModel(Refuses(4, 2))
+    local.model = h.local_of(Refuses(4, 2)).model
     local.start = local.model.vector.clone()
     with pytest.raises(ValueError, match="out of range"):
         fisher(local, h.setting())
@@ -138,7 +138,7 @@ def test_a_client_that_fails_leaves_the_network_in_training_mode() -> None:
 
 
 def test_scales_and_pulls_by_hand() -> None:
-    layout = Layout.of({"a": (2,), "b": (2,), "c": (1,)})
+    layout = h.layout({"a": (2,), "b": (2,), "c": (1,)})
     assert scaled(torch.tensor([1.0, 3.0, 5.0, 5.0, 2.0]), layout).tolist() == [0, 1, 0, 0, 0]
     moved = torch.tensor([3.0, 4.0, 0.0, 0.0, -2.0])
     assert pull(moved, layout).tolist() == pytest.approx([0.6, 0.8, 0, 0, -1])

@@ -21,18 +21,17 @@ from fedveil.mechanism.plan import Released
 from fedveil.papers.fedglp_adp.claim import fedsmp_epsilon, fedsmp_noise_multiplier
 from fedveil.papers.fedglp_adp.sparse_baselines import DrawnMask, FedSMP, MovedMask, PublicMask, Scaled
 from fedveil.training.local import train
-from fedveil.training.params import Layout
 from fisher_clients import X, Y, client
 from method_kit import planner
 from resumed_runs import go, interrupted, same_end
 
 PUBLIC = {"name": "fed-smp", "share": 0.2, "mask": "public", "public_steps": 3}
 SPLIT = "data.public_fraction=0.1"
-LAYOUT = Layout.of({"a": (60,), "b": (40,)})
+LAYERS = {"a": (60,), "b": (40,)}
 
 
 def test_the_mask_is_the_same_for_all_clients_and_another_each_round() -> None:
-    method, s = FedSMP(share=0.2), h.setting(layout=LAYOUT)
+    method, s = FedSMP(share=0.2), h.setting(layers=LAYERS)
     policy = planner(method, s)
     assert isinstance(policy.part, DrawnMask)
     assert policy.common
@@ -50,7 +49,7 @@ def test_the_mask_is_the_same_for_all_clients_and_another_each_round() -> None:
 
 
 def test_what_the_global_model_moved_most_is_sent() -> None:
-    policy = planner(FedSMP(share=0.03, mask="moved"), h.setting(layout=LAYOUT))
+    policy = planner(FedSMP(share=0.03, mask="moved"), h.setting(layers=LAYERS))
     assert isinstance(policy.part, MovedMask)
     assert not policy.common
     before, now = torch.zeros(100), torch.zeros(100)
@@ -62,7 +61,7 @@ def test_what_the_global_model_moved_most_is_sent() -> None:
 
 
 def test_what_training_on_public_data_moves_most_is_sent() -> None:
-    policy = planner(FedSMP(share=0.03, mask="public", public_steps=7), h.setting(layout=LAYOUT, public_split=True))
+    policy = planner(FedSMP(share=0.03, mask="public", public_steps=7), h.setting(layers=LAYERS, public_split=True))
     assert isinstance(policy.part, PublicMask)
     assert (policy.part.public_steps, policy.common) == (7, False)
     update = 0.01 * torch.rand(100)
@@ -102,7 +101,7 @@ def test_a_run_with_the_public_mask_resumes_to_the_same_bits(tmp_path: Path) -> 
 
 
 def test_random_coordinates_are_scaled_so_that_their_mean_is_that_of_all() -> None:
-    s = h.setting(layout=LAYOUT)
+    s = h.setting(layers=LAYERS)
     assert [FedSMP(share=0.2, mask=mask).scale(s) for mask in ("random", "moved", "public")] == [5.0, 1.0, 1.0]
     plain, scaled = (train(client(1), X, Y, Scaled(scale=f))[0] for f in (1.0, 5.0))
     assert scaled.tolist() == pytest.approx((5 * plain).tolist())
@@ -119,7 +118,7 @@ def test_the_papers_noise_by_hand() -> None:
 
 def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
     method = FedSMP(variant="published", clip=0.5, share=0.2)
-    s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, layout=LAYOUT))
+    s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, layers=LAYERS))
     sigma = fedsmp_noise_multiplier(2.0, 20, 1e-3, 0.4)
     plan = planner(method, s).plan(Released(0, torch.zeros(100), None), {})
     assert plan.noise_std == pytest.approx(sigma * 0.5 / 2)  # type: ignore[union-attr]

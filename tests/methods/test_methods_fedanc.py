@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
@@ -29,18 +29,15 @@ from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedanc.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
 from fedveil.papers.fedanc.method import Budgeted, FedANC, SparseNoise, captured, claimed_epsilon, estimate, tradeoff
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.local import Local
 from method_kit import planner
 
 FAST = {"name": "fedanc", "pretraining_steps": 20}
 
 
 def setting(view: View = View.SERVER, dimension: int = 40, **more: Any) -> Setting:
-    base: dict[str, Any] = {"noise_multiplier": 4.0, "sampling": "fixed", "adjacency": Adjacency.REPLACE_ONE, **more}
-    scope = Scope(Unit.CLIENT, base.pop("adjacency"), view)
-    layout = Layout.of({"a": (dimension - 10,), "b": (10,)})
-    return Setting(10, 10, 12, base.pop("sampling"), LocalSpec(), layout, 4, 2, scope, 1e-3, **base)
+    base: dict[str, Any] = {"noise_multiplier": 4.0, "adjacency": Adjacency.REPLACE_ONE, "cohort": 10, "rounds": 12, "records": 4}
+    return h.setting(view, {"a": (dimension - 10,), "b": (10,)}, training={"batch_size": 32}, **{**base, **more})
 
 
 # --- the controller ----------------------------------------------------------------------------------------------------
@@ -133,9 +130,7 @@ def local_for(method: FedANC, lr: float = 0.1) -> Local:
     with torch.no_grad():
         for p in module.parameters():
             p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view(p.shape))
-    model = FlatModel(module)
-    spec = LocalSpec(batch_size=4, optimizer=OptimizerSpec("sgd", lr))
-    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), steps=2)
+    local = h.local_of(module, training={"batch_size": 4, "optimizer": {"lr": lr}}, steps=2)
     local.normal = lambda n: torch.linspace(-1, 1, n)
     return local
 
@@ -319,7 +314,7 @@ def test_published_marks_what_it_reads_and_promises_nothing() -> None:
 
 
 def test_support_is_the_last_movement_and_a_random_share() -> None:
-    policy = Planner.of(Budgeted(FedANC(pretraining_steps=0, exploration=0.25)), setting())
+    policy = planner(FedANC(pretraining_steps=0, exploration=0.25), setting())
     movement = torch.arange(40.0)
     plan = policy.plan(Released(3, movement, torch.zeros(40)), policy.start())
     assert plan.support is not None
@@ -364,7 +359,7 @@ def spend(policy: Budgeted, rounds: list[int], seed: int = 0) -> list[float]:
 
 
 def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
-    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02)), setting())
+    policy = planner(FedANC(pretraining_steps=20, controller_lr=0.02), setting())
     total = 12 * (2 / 4.0) ** 2
     mus = spend(policy, list(range(12)))
     assert math.fsum(mu**2 for mu in mus) == pytest.approx(total, rel=1e-9)
@@ -373,13 +368,13 @@ def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
     some = spend(policy, [1, 4, 5, 10])
     assert math.fsum(mu**2 for mu in some) < total
     assert some[-1] > mus[10], "rounds sat out leave more for the others"
-    capped = Planner.of(Budgeted(policy.part.method), setting(max_participations=4))
+    capped = planner(policy.part.method, setting(max_participations=4))
     assert math.fsum(mu**2 for mu in spend(capped, [1, 4, 5, 10])) == pytest.approx(4 * 0.25, rel=1e-9)
 
 
 def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """An even share of 12 (2 / 4)^2 is 0.25; a round costs 0.25 (0.5 / b)^2, within 4 times: noise 2 / mu = 8 b."""
-    policy = Planner.of(Budgeted(FedANC(pretraining_steps=0, pace=4.0)), setting())
+    policy = planner(FedANC(pretraining_steps=0, pace=4.0), setting())
     noises = []
     for b in (0.1, 0.25, 0.4, 0.5, 0.625, 1.0, 9.0):
         monkeypatch.setattr(Controller, "act", lambda *_, b=b: (b, 0.5))
@@ -388,7 +383,7 @@ def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.M
 
 
 def test_poisson_sums_keep_the_noise_and_adapt_the_support() -> None:
-    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, controller_lr=0.02)), setting(View.AGGREGATE, sampling="poisson"))
+    policy = planner(FedANC(pretraining_steps=20, controller_lr=0.02), setting(View.AGGREGATE, sampling="poisson"))
     assert spend(policy, list(range(5))) == pytest.approx([0.5] * 5)
 
 
@@ -427,7 +422,7 @@ def test_poisson_ledger_is_the_planned_one() -> None:
 
 
 def test_the_public_loss_reaches_the_controller() -> None:
-    policy = Planner.of(Budgeted(FedANC(pretraining_steps=20, pace=4.0)), setting())
+    policy = planner(FedANC(pretraining_steps=20, pace=4.0), setting())
     plans = [policy.plan(Released(0, torch.zeros(40), None, loss), policy.start()) for loss in (None, 0.5, 5.0)]
     assert len({float(p.noise_std) for p in plans}) == 3  # type: ignore[arg-type]
     seen: list[float | None] = []

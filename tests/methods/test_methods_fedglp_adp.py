@@ -28,12 +28,10 @@ from fedveil.federation.progress import start
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import CoverageMean
-from fedveil.methods.run_cost import Planner
 from fedveil.methods.setting import Setting
 from fedveil.papers.fedglp_adp import claim as fedglp
 from fedveil.papers.fedglp_adp.claim import ORDERS
 from fedveil.papers.fedglp_adp.method import (
-    ClipWeights,
     FedGLPADP,
     TwoLosses,
     clip_weights,
@@ -45,17 +43,17 @@ from fedveil.papers.fedglp_adp.method import (
     sigma,
     start_log_odds,
 )
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.local import Local
+from fedveil.training.params import FlatModel
+from method_kit import planner
 
-LAYOUT = Layout.of({"a": (8,), "b": (2,)})
+LAYERS = {"a": (8,), "b": (2,)}
+LAYOUT = h.layout(LAYERS)
 ADAM = ("training.optimizer.name=adam", "training.optimizer.lr=0.01")
 
 
 def setting(view: View = View.SERVER, z: float | None = 1.5, **more: Any) -> Setting:
-    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)
-    spec = LocalSpec(batch_size=4, optimizer=OptimizerSpec("sgd", 0.1))
-    return Setting(10, 10, 20, "fixed", spec, LAYOUT, 4, 2, scope, 1e-3, noise_multiplier=z, **more)
+    return h.setting(view, LAYERS, training={"batch_size": 4}, cohort=10, records=4, noise_multiplier=z, **more)
 
 
 # --- the paper's numbers -----------------------------------------------------------------------------------------------
@@ -137,12 +135,11 @@ def linear() -> FlatModel:
     with torch.no_grad():
         for i, p in enumerate(module.parameters()):
             p.copy_(torch.linspace(-0.5, 0.5, p.numel()).view(p.shape) + 0.1 * i)
-    return FlatModel(module)
+    return h.local_of(module).model
 
 
 def local_for(model: FlatModel, support: torch.Tensor | None = None, **state: Any) -> Local:
-    spec = LocalSpec(batch_size=4, optimizer=OptimizerSpec("sgd", 0.1))
-    return Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), state=state, support=support, steps=1)
+    return h.local_of(model, training={"batch_size": 4, "optimizer": {"lr": 0.1}}, state=state, support=support, steps=1)
 
 
 X = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.2, -0.3, 0.8, 1.0], [0.0, 1.0, 1.0, -1.0], [1.5, 0.1, 0.4, -0.6]])
@@ -191,7 +188,7 @@ def test_personal_step_first_then_the_shared_step_with_the_new_personal_weights(
 def test_adam_moves_each_part_only_in_its_own_step() -> None:
     personal = torch.arange(10) < 5
     local = local_for(linear(), ~personal, personal=linear().vector)
-    local.spec = replace(local.spec, optimizer=OptimizerSpec("adam", 0.01))
+    local.spec = h.local_of(linear(), training={"optimizer": {"name": "adam", "lr": 0.01}}).spec
     objective = TwoLosses(FedGLPADP(lambda1=0, lambda2=0), setting(), 0.3)
     objective.begin(local)
     before = local.model.vector.clone()
@@ -244,7 +241,7 @@ def test_published_mask_comes_from_the_noisy_upload_and_weights_from_raw_norms()
 @pytest.mark.parametrize("allocation", ["equal", "least"])
 def test_each_round_costs_exactly_its_share_whatever_the_weights(view: View, allocation: str) -> None:
     s = setting(view)
-    policy = Planner.of(ClipWeights(FedGLPADP(allocation=allocation), 0.3), s)  # type: ignore[arg-type]
+    policy = planner(FedGLPADP(allocation=allocation, beta0=0.3, slope=0.0), s)  # type: ignore[arg-type]
     state = policy.start()
     for t in range(8):
         plan = policy.plan(Released(t, torch.zeros(10), None), state)
@@ -318,7 +315,7 @@ def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -
 
 def test_the_paper_counts_layers_of_the_network_and_noise_falls_by_the_root_of_two() -> None:
     """Weight and bias of a layer have one clip, one std and one personal share: L = 2 instead of 4 for two full layers."""
-    layout = Layout.of({"fc1.weight": (6, 4), "fc1.bias": (6,), "fc2.weight": (2, 6), "fc2.bias": (2,)})
+    layout = h.layout({"fc1.weight": (6, 4), "fc1.bias": (6,), "fc2.weight": (2, 6), "fc2.bias": (2,)})
     merged = network_layers(layout)
     assert (merged.names, merged.sizes) == (("fc1", "fc2"), [30, 14])
     assert network_layers(LAYOUT).names == ("a", "b")
@@ -326,12 +323,10 @@ def test_the_paper_counts_layers_of_the_network_and_noise_falls_by_the_root_of_t
     for layers in ("network", "tensors"):
         method = FedGLPADP(variant="published", layers=layers, growth=0.2, beta0=0.5, slope=0.0)  # type: ignore[arg-type]
         objective = TwoLosses(method, replace(setting(), layout=layout), 0.5, sigma=3.0)
-        model = FlatModel(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)))
-        model.layout = layout
-        local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator())
-        local.normal = torch.ones
+        local = h.local_of(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)), normal=torch.ones)
+        local.model.layout = layout
         objective.begin(local)
-        model.vector.add_(torch.arange(44.0))
+        local.model.vector.add_(torch.arange(44.0))
         update = objective.finish(local)
         assert local.noise_power is not None
         power[layers] = float(local.noise_power.sum())
@@ -363,8 +358,7 @@ def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
     assert row["noise_norm"] == pytest.approx(noise / n * math.sqrt(650), rel=1e-5)
     objective = job.method.client(job.setting)
     assert isinstance(objective, TwoLosses)
-    local = Local(FlatModel(torch.nn.Linear(2, 2)), torch.zeros(6), LocalSpec(), BatchGradient(), torch.Generator())
-    local.normal = torch.zeros
+    local = h.local_of(torch.nn.Linear(2, 2), start=torch.zeros(6), normal=torch.zeros)
     local.scratch["shared"] = torch.ones(6, dtype=torch.bool)
     update = torch.tensor([3.0, 0, 0, 0, 4.0, 0])  # norm 5 over both layers, clipped to 0.5 as a whole
     assert objective._noised(local, update, 1.0).tolist() == pytest.approx([0.3, 0, 0, 0, 0.4, 0], rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,7 @@ from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
-from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.method import Estimated, LaDPFL, layer_kl, noise_kl
-from fedveil.training.local import LocalSpec, OptimizerSpec
-from fedveil.training.params import Layout
+from fedveil.papers.ladp_fl.method import LaDPFL, layer_kl, noise_kl
 from method_kit import (
     LAYOUT,
     digits,
@@ -30,17 +28,20 @@ from method_kit import (
     trained,
     upload,
 )
+from method_kit import (
+    layout as layout_of,
+)
 from reference_costs import softmax_kl
 
-SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
+TWO_PASSES = {"local_epochs": 2, "batch_clip": 20.0}
 
 
 def published(**options: Any) -> LaDPFL:
     return LaDPFL(variant="published", **options)
 
 
-def paper(**changes: Any) -> Any:
-    return setting(local=SPEC, epsilon=0.5, noise_multiplier=None, delta=0.02, **changes)
+def paper(training: Mapping[str, Any] | None = None, **changes: Any) -> Any:
+    return setting(training={**TWO_PASSES, **(training or {})}, epsilon=0.5, noise_multiplier=None, delta=0.02, **changes)
 
 
 # --- the estimate ---
@@ -48,7 +49,7 @@ def paper(**changes: Any) -> Any:
 
 def test_estimate_is_kl_of_softmax_in_nats_by_layer() -> None:
     """softmax(ln 2, 0, 0) = (1/2, 1/4, 1/4) against a uniform one: ln 3 - 1.5 ln 2; a layer that did not move has 0."""
-    layout = Layout.of({"a": (3,), "b": (2,)})
+    layout = layout_of({"a": (3,), "b": (2,)})
     kl = layer_kl(torch.tensor([math.log(2), 0.0, 0.0, 1.0, 5.0]), torch.tensor([0.0, 0.0, 0.0, 1.0, 5.0]), layout)
     assert kl.tolist() == pytest.approx([math.log(3) - 1.5 * math.log(2), 0.0], abs=1e-7)
     reverse = layer_kl(torch.zeros(5), torch.tensor([math.log(2), 0.0, 0.0, 0.0, 0.0]), layout)
@@ -64,7 +65,7 @@ def test_estimate_agrees_with_the_one_in_the_privacy_room(a: list[float], b: lis
 
 def test_what_noise_adds_to_the_estimate() -> None:
     """The mean KL of pure noise is within 10 % of what is taken off; without the factor 1 - 1/n of a layer of two it is not."""
-    layout = Layout.of({"a": (400,), "b": (2,)})
+    layout = layout_of({"a": (400,), "b": (2,)})
     generator = torch.Generator().manual_seed(0)
     std = 0.2
     mean = torch.stack(
@@ -130,17 +131,13 @@ def test_exact_calibration_meets_the_target_and_the_printed_one_does_not_at_smal
 
 
 def test_published_needs_the_papers_setting() -> None:
-    for wrong in (
-        replace(SPEC, batch_clip=None),
-        replace(SPEC, optimizer=OptimizerSpec("adam")),
-        replace(SPEC, optimizer=OptimizerSpec(momentum=0.9)),
-    ):
+    for wrong in ({"batch_clip": None}, {"optimizer": {"name": "adam"}}, {"optimizer": {"momentum": 0.9}}):
         with pytest.raises(ConfigError, match=r"training\.batch_clip"):
-            published().calibrate(replace(paper(), local=wrong))
+            published().calibrate(paper(wrong))
     with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
-        published().calibrate(setting(local=SPEC))
+        published().calibrate(setting(training=TWO_PASSES))
     with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
-        LaDPFL().calibrate(setting(example_clip=1.0))
+        LaDPFL().calibrate(setting(training={"local": "dp-sgd"}))
 
 
 def test_published_claims_and_proves_nothing() -> None:
@@ -166,27 +163,27 @@ def test_published_claims_and_proves_nothing() -> None:
 def test_first_plan_treats_all_layers_alike() -> None:
     """Layer clips C sqrt(3/7) and C sqrt(4/7), one noise std z C: mu = 1 / z."""
     s = setting()
-    plan = Planner.of(Estimated(LaDPFL(clip=0.7)), s).plan(released([1.0] * 7), {})
+    plan = planner(LaDPFL(clip=0.7), s).plan(released([1.0] * 7), {})
     assert plan.layer_clip is not None
     assert isinstance(plan.noise_std, torch.Tensor)
     assert plan.layer_clip.tolist() == pytest.approx([0.7 * math.sqrt(3 / 7), 0.7 * math.sqrt(4 / 7)])
     assert plan.noise_std.tolist() == pytest.approx([1.4, 1.4])
     assert plan.place == "upload"
-    whole = Planner.of(Estimated(LaDPFL(clip=0.7, clipping="whole")), s).plan(released([1.0] * 7), {})
+    whole = planner(LaDPFL(clip=0.7, clipping="whole"), s).plan(released([1.0] * 7), {})
     assert whole.layer_clip is None
     assert whole.noise_std.tolist() == pytest.approx([1.4, 1.4])
 
 
 def test_noise_is_inverse_to_the_estimate_of_what_was_released() -> None:
     m = LaDPFL(bound=1.0, spread=100.0, clipping="whole", clip=1.0)
-    policy = Planner.of(Estimated(m), setting())
+    policy = planner(m, setting())
     state = policy.observe({}, upload([math.log(2), 0, 0, 0, 0, 0.6, 0], [0.0] * 7))
     plan = policy.plan(released([0.0] * 7, 1), state)
     p = [math.log(3) - 1.5 * math.log(2), softmax_kl([0, 0, 0.6, 0], [0.0] * 4)]
     assert p[0] > p[1]
     assert isinstance(plan.noise_std, torch.Tensor)
     assert plan.noise_std.tolist() == pytest.approx([2.0, 2.0 * p[0] / p[1]], rel=1e-5)
-    narrow = Planner.of(Estimated(m.model_copy(update={"spread": 1.5})), setting()).plan(released([0.0] * 7, 1), state)
+    narrow = planner(m.model_copy(update={"spread": 1.5}), setting()).plan(released([0.0] * 7, 1), state)
     assert narrow.noise_std.tolist() == pytest.approx([2.0, 2.0 * min(1.5, p[0] / p[1])], rel=1e-5)
 
 
@@ -194,7 +191,7 @@ def test_server_view_compares_with_the_current_model_and_a_sum_with_the_one_it_s
     """The client released start + vector; the global model has moved there since: nothing left to see in the server view."""
     vector, start = [0.5, 0, 0, 0, 0, 0.1, 0], [0.0] * 7
     m = LaDPFL(bound=1.0, spread=50.0)
-    server, central = Planner.of(Estimated(m), setting()), Planner.of(Estimated(m), setting(View.AGGREGATE))
+    server, central = planner(m, setting()), planner(m, setting(View.AGGREGATE))
     state = server.observe({}, upload(vector, start))
     moved = released(vector, 1, start)
     equal = server.plan(moved, state).noise_std
@@ -206,14 +203,14 @@ def test_server_view_compares_with_the_current_model_and_a_sum_with_the_one_it_s
 
 def test_estimates_of_pure_noise_are_taken_as_equal() -> None:
     """With the noise's own share taken off nothing remains; left in, the layers would differ."""
-    policy = Planner.of(Estimated(LaDPFL(bound=10.0, spread=50.0)), setting())
+    policy = planner(LaDPFL(bound=10.0, spread=50.0), setting())
     vector = [0.1, -0.1, 0.1, 0.05, -0.05, 0.05, 0.0]
     assert policy.plan(released([0.0] * 7), policy.observe({}, upload(vector, [0.0] * 7, 0.2))).noise_std.unique().numel() == 1
     assert policy.plan(released([0.0] * 7), policy.observe({}, upload(vector, [0.0] * 7, 0.0))).noise_std.unique().numel() == 2
 
 
 def test_layers_below_the_threshold_are_not_sent() -> None:
-    policy = Planner.of(Estimated(LaDPFL(threshold=1.0)), setting())
+    policy = planner(LaDPFL(threshold=1.0), setting())
     plan = policy.plan(released([1.0, 1.0, 0, 0.1, 0, 0, 0]), {})
     assert plan.support is not None
     assert plan.support.tolist() == [True] * 3 + [False] * 4
@@ -234,7 +231,7 @@ def test_every_plan_costs_exactly_its_share(
     vector: list[float], std: float, spread: float, clipping: str, view: View, adjacency: Adjacency
 ) -> None:
     s = setting(view, adjacency=adjacency)
-    policy = Planner.of(Estimated(LaDPFL(bound=1.0, spread=spread, clipping=clipping)), s)
+    policy = planner(LaDPFL(bound=1.0, spread=spread, clipping=clipping), s)
     plan = policy.plan(released([0.5] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
 

@@ -16,12 +16,11 @@ from fedveil.accounting.types import Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, Raw
 from fedveil.papers.aldp_fl.baselines import LDPFed, NoisyGradients, Ordinal, laplace_variance, truncated_laplace, turn
-from fedveil.training.local import BatchGradient, Local, LocalSpec, train
-from fedveil.training.optimizer import OptimizerSpec
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.local import BatchGradient, Local, train
 from method_kit import planner
 
-NETWORK = Layout.of({"conv.weight": (2,), "conv.bias": (1,), "fc1.weight": (3,), "fc1.bias": (1,), "fc2.weight": (2,)})
+LAYERS = {"conv.weight": (2,), "conv.bias": (1,), "fc1.weight": (3,), "fc1.bias": (1,), "fc2.weight": (2,)}
+NETWORK = h.layout(LAYERS)
 
 
 @pytest.mark.parametrize(("value", "rate"), [(0, 0.3), (7, 0.3), (-10, 0.05), (3, 2.0), (10, 1e-9)])
@@ -72,12 +71,6 @@ def test_layers_take_turns_from_the_last_to_the_first() -> None:
     assert turn(NETWORK, 3, 5) is None
 
 
-class Flat(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))
-
-
 @dataclass
 class Known:
     """A gradient source with one gradient for every batch."""
@@ -92,9 +85,8 @@ class Known:
 
 
 def local_of(gradient: list[float], steps: int = 1, normal: float = 0.0) -> Local:
-    model = FlatModel(Flat())
-    spec = LocalSpec(1, steps, 5, OptimizerSpec(lr=1.0))
-    local = Local(model, model.vector.clone(), spec, Known(gradient), torch.Generator().manual_seed(0))
+    training = {"local_steps": steps, "batch_size": 5, "optimizer": {"lr": 1.0}}
+    local = h.local_of(h.Layers(h.LAYERS), Known(gradient), training=training)
     local.normal = lambda n: torch.full((n,), normal)
     return local
 
@@ -152,7 +144,7 @@ def test_published_proves_nothing_and_claims_what_it_claims() -> None:
 def test_a_proven_plan_by_hand() -> None:
     """The layers of the round, clip 0.5, z = 2; the clamp is on the sum where that is what leaves."""
     for view, place, clamp in ((View.SERVER, "upload", 0.25), (View.AGGREGATE, "sum", 1.0)):
-        s = h.setting(view, layout=NETWORK)
+        s = h.setting(view, LAYERS)
         plan = planner(LDPFed(clip=0.5, bound=0.25, layers_a_round=1), s).plan(h.released([0.0] * 9, round=1), {})
         assert isinstance(plan, Plan)
         assert (plan.clip, plan.noise_std, plan.place, plan.clamp) == (0.5, 1.0, place, clamp)

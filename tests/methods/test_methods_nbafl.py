@@ -16,7 +16,6 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.mechanism.plan import Plan, reason_of
 from fedveil.papers.ladp_fl.baselines import NbAFL
 from fedveil.papers.ladp_fl.claim import nbafl_broadcast_std, nbafl_upload_std
-from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import (
     digits,
     job_of,
@@ -29,12 +28,12 @@ from method_kit import (
 )
 
 C_002 = math.sqrt(2 * math.log(62.5))
-LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
+LADP = {"local_epochs": 2, "batch_size": 50, "batch_clip": 20.0}
 
 
 def ladp(**changes: Any) -> Any:
     """LaDP-FL's setting: 100 clients of 500 records, 10 a round, 400 rounds."""
-    base = {"local": LADP, "epsilon": 0.2, "noise_multiplier": None, "delta": 0.02}
+    base = {"training": LADP, "epsilon": 0.2, "noise_multiplier": None, "delta": 0.02}
     return setting(**{**base, "clients": 100, "cohort": 10, "rounds": 400, "records": 500, **changes})
 
 
@@ -120,7 +119,7 @@ def test_published_plans_promise_nothing_and_say_why() -> None:
 
 def test_claims() -> None:
     """Paper: epsilon of L uploads; beside it what 2 C gives. As LaDP-FL's baseline: q T epsilon."""
-    s = setting(local=LADP, epsilon=50.0, noise_multiplier=None, delta=1e-3, rounds=4)
+    s = setting(training=LADP, epsilon=50.0, noise_multiplier=None, delta=1e-3, rounds=4)
     method = NbAFL(variant="published", clip=2.0)
     claim = method.claim(s)
     assert claim is not None

@@ -22,19 +22,17 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.public_setting import calibrated_setting
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Scheduled
-from fedveil.methods.run_cost import Planner
 from fedveil.papers.ladp_fl.claim import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
-from fedveil.papers.ladp_fl.noise_schedules import DPALDP, Refined, TimeVaryingDP, priced
-from fedveil.training.local import LocalSpec, OptimizerSpec
-from method_kit import charged_mu, digits, job_of, released, setting, stepped, trained, upload
+from fedveil.papers.ladp_fl.noise_schedules import DPALDP, TimeVaryingDP, priced
+from method_kit import charged_mu, digits, job_of, planner, released, setting, stepped, trained, upload
 
-LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
+LADP = {"local_epochs": 2, "batch_size": 50, "batch_clip": 20.0}
 RELEASED = released([0.0] * 7)
 NAMES = ("time-varying-dp", "dpa-ldp")
 
 
 def ladp(**changes: Any) -> Any:
-    base = {"local": LADP, "epsilon": 0.2, "noise_multiplier": None, "delta": 0.02}
+    base = {"training": LADP, "epsilon": 0.2, "noise_multiplier": None, "delta": 0.02}
     return setting(**{**base, "clients": 100, "cohort": 10, "rounds": 400, "records": 500, **changes})
 
 
@@ -125,7 +123,7 @@ def test_published_noise_round_by_round() -> None:
         assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
         assert (method.claim(s) or pytest.fail("no claim")).epsilon == 0.2
         with pytest.raises(ConfigError, match=r"training\.batch_clip"):
-            method.calibrate(replace(s, local=replace(LADP, batch_clip=None)))
+            method.calibrate(ladp(training={**LADP, "batch_clip": None}))
 
 
 def test_the_l1_part_shrinks_the_model() -> None:
@@ -195,7 +193,7 @@ def test_by_sample_each_round_is_charged_for_its_own_noise(view: str, tmp_path: 
 
 
 def test_by_sample_a_client_pays_for_the_quietest_rounds_it_can_be_in() -> None:
-    s = setting(unit=Unit.RECORD, example_clip=0.5, rounds=6, max_participations=2)
+    s = setting(unit=Unit.RECORD, training={"local": "dp-sgd", "example_clip": 0.5}, rounds=6, max_participations=2)
     method = DPALDP(contraction=0.2)
     every = [e.noise_multiplier for e in method.releases(replace(s, max_participations=None), View.SERVER)]
     two = [e.noise_multiplier for e in method.releases(s, View.SERVER)]
@@ -209,7 +207,7 @@ def test_by_sample_a_client_pays_for_the_quietest_rounds_it_can_be_in() -> None:
 def test_refined_noise_costs_the_same_on_every_path(losses: list[float], every: int, decay: float) -> None:
     s = setting(View.AGGREGATE, rounds=12)
     method = TimeVaryingDP(refine_every=every, decay=decay, refinement=0.8, clip=1.0)
-    policy, spent = Planner.of(Refined(method), s), 0.0
+    policy, spent = planner(method, s), 0.0
     state = policy.start()
     for t, loss in enumerate(losses):
         plan = policy.plan(replace(RELEASED, round=t), state)
@@ -232,6 +230,6 @@ def test_refinement_needs_a_public_loss_and_one_common_budget() -> None:
     assert method.assumptions(public) == ("data.public_fraction sets examples aside that are public",)
     assert not TimeVaryingDP().assumptions(public)
     assert not method.assumptions(setting(View.AGGREGATE))
-    policy = Planner.of(Refined(method), setting(View.AGGREGATE))
+    policy = planner(method, setting(View.AGGREGATE))
     with pytest.raises(ConfigError, match=r"data\.public_fraction"):
         policy.observe(policy.start(), replace(upload([0.0] * 7, [0.0] * 7), round=1))

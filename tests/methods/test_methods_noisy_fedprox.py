@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,15 @@ from fedveil.methods.run_cost import events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.papers.convergent_dp.claim import claim_fedprox, linear_loss_mu
 from fedveil.papers.convergent_dp.method import NoisyFedProx, trajectory
-from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import digits, setting, update_of
 
-SPEC = LocalSpec(1, 3, 25, OptimizerSpec(lr=0.5), 2.0)
+CLIPPED_STEPS = {"optimizer": {"lr": 0.5}, "batch_clip": 2.0}
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
 
 
-def prox(view: View = View.AGGREGATE, **changes: Any) -> Setting:
-    return setting(view, **{"local": SPEC, "rounds": 4, "noise_multiplier": None, **changes})
+def prox(view: View = View.AGGREGATE, steps: int = 3, **changes: Any) -> Setting:
+    training = {**CLIPPED_STEPS, "local_steps": steps}
+    return setting(view, training=training, **{"rounds": 4, "noise_multiplier": None, **changes})
 
 
 def mu_of(events: Any) -> float:
@@ -43,7 +42,7 @@ def test_bound_by_hand(alpha: float) -> None:
 
 def test_bound_stops_growing_with_the_number_of_steps() -> None:
     """(V / alpha)(1 - (1 - eta alpha)^K) for V = 2, alpha = 0.5: at most 4, where Noisy-FedAvg is at V eta K = 100."""
-    many = prox(local=replace(SPEC, steps=100))
+    many = prox(steps=100)
     assert trajectory(many, 0.5)[0] == pytest.approx(4.0, rel=1e-9)
     assert trajectory(many)[0] == pytest.approx(100.0)
     assert NoisyFedProx(proximal=0.5, sigma=1.0).clip_norm(
@@ -94,9 +93,8 @@ def test_claim_lies_below_what_linear_losses_give_away() -> None:
 
 def test_bound_on_the_last_model_uses_the_maps_of_the_penalty() -> None:
     """K = 1: d' <= (|1 - eta alpha| + eta L) d + eta alpha d = (1 + eta L) d, and a client moves the mean by 2 V eta / n."""
-    spec = replace(SPEC, steps=1)
     method = NoisyFedProx(proximal=0.4, sigma=0.05, project_to=1.0, assumed_smoothness=0.01)
-    s = method.calibrate(prox(View.FINAL, local=spec, rounds=5000, adjacency=Adjacency.REPLACE_ONE))
+    s = method.calibrate(prox(View.FINAL, steps=1, rounds=5000, adjacency=Adjacency.REPLACE_ONE))
     grid = 2.0**-29 * math.sqrt(s.layout.dimension) * (1 + 1 / 4)  # of uploads with noise 0.05, and of whole shifts of their mean
     by_hand = final_mu_constant(1 + 0.5 * 0.01, 2 * 2.0 * 0.5 / 4 + grid + 2.0**-20, 5000, 1.0, 0.05 / 2)
     assert mu_of(events_in_view(method, s, View.FINAL)) == pytest.approx(by_hand, rel=1e-9)

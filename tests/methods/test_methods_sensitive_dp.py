@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
-from fedveil.methods.run_cost import Planner
-from fedveil.papers.ladp_fl.baselines import RawHistory, Remembered, SensitiveDP
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
-from fedveil.training.params import FlatModel
-from method_kit import digits, job_of, released, setting, trained, upload
+from fedveil.papers.ladp_fl.baselines import RawHistory, SensitiveDP
+from fedveil.training.local import BatchGradient, Local, Plain, train
+from method_kit import LAYERS, Layers, digits, job_of, local_of, planner, released, setting, trained, upload
 
-SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
-
-
-class Two(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))
+TWO_PASSES = {"local_epochs": 2, "batch_clip": 20.0}
 
 
 class Moves:
@@ -46,8 +38,8 @@ def noise_of(size: float, start: float, state: dict[str, Any], **options: Any) -
     """The noise std of a round in which the client moves by `size`; one coordinate of the model is `start`; c = 3, bound 10."""
     objective = RawHistory(method=SensitiveDP(variant="published", **options), multiplier=3.0, reach=10.0)
     model = torch.tensor([0.0, start, 0, 0, 0, 0, 0])
-    local = Local(FlatModel(Two()), model, LocalSpec(1, 1, 5, OptimizerSpec(lr=1.0)), Moves(size), torch.Generator(), state=state)  # type: ignore[arg-type]
-    local.normal = lambda n: torch.ones(n)
+    steps = {"local_steps": 1, "batch_size": 5, "optimizer": {"lr": 1.0}}
+    local = local_of(Layers(LAYERS), Moves(size), training=steps, start=model, state=state, normal=torch.ones)
     update, _ = train(local, torch.zeros(5, 1), torch.zeros(5), objective)
     return float(update[6])
 
@@ -68,7 +60,7 @@ def test_published_noise_by_hand() -> None:
 
 
 def test_published_is_full_dp_first_and_promises_nothing() -> None:
-    s = setting(local=SPEC, epsilon=0.2, noise_multiplier=None, delta=0.02)
+    s = setting(training=TWO_PASSES, epsilon=0.2, noise_multiplier=None, delta=0.02)
     method = SensitiveDP(variant="published")
     objective = method.client(s)
     assert isinstance(objective, RawHistory)
@@ -78,30 +70,29 @@ def test_published_is_full_dp_first_and_promises_nothing() -> None:
     assert claim is not None
     assert claim.epsilon == pytest.approx(0.25 * 20 * 0.2)
     with pytest.raises(ConfigError, match=r"training\.batch_clip"):
-        method.calibrate(replace(s, local=replace(SPEC, batch_clip=None)))
+        method.calibrate(setting(training={**TWO_PASSES, "batch_clip": None}, epsilon=0.2, noise_multiplier=None))
     with pytest.raises(ValueError, match="lowest"):
         SensitiveDP(clip_range=(2.0, 1.0))
 
 
 def test_momentum_stretches_the_published_bound() -> None:
     """1 / (1 - mu) times as far, which five steps along one gradient of norm G_c come near to and never pass."""
-    heavy = LocalSpec(5, None, 5, OptimizerSpec(lr=0.1, momentum=0.9), batch_clip=20.0)
+    plainly: dict[str, Any] = {"local_epochs": 5, "batch_size": 5, "batch_clip": 20.0, "optimizer": {"lr": 0.1}}
+    heavy = {**plainly, "optimizer": {"lr": 0.1, "momentum": 0.9}}
     method = SensitiveDP(variant="published")
-    bounds = [
-        method.client(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
-    ]
+    bounds = [method.client(setting(training=steps, epsilon=0.2)) for steps in (heavy, plainly)]
     assert all(isinstance(b, RawHistory) for b in bounds)
     with_momentum, plain = (b.reach for b in bounds if isinstance(b, RawHistory))
     assert with_momentum == pytest.approx(10 * plain)
     assert plain == pytest.approx(2 * 0.1 * 5 * 20)
-    local = Local(FlatModel(Two()), torch.zeros(7), heavy, Moves(20.0), torch.Generator())  # type: ignore[arg-type]
+    local = local_of(Layers(LAYERS), Moves(20.0), training=heavy)
     update, _ = train(local, torch.zeros(5, 1), torch.zeros(5), Plain())
     by_hand = 0.1 * 20 * sum(0.9**j for k in range(5) for j in range(k + 1))
     assert float(update.norm()) == pytest.approx(by_hand)
     assert plain / 2 < by_hand < with_momentum / 2
-    for optimizer in (OptimizerSpec(lr=0.1, weight_decay=0.1), OptimizerSpec("adam", 0.1)):
+    for optimizer in ({"lr": 0.1, "weight_decay": 0.1}, {"name": "adam", "lr": 0.1}):
         with pytest.raises(ConfigError, match="bounds SGD steps"):
-            method.check_published(setting(local=replace(heavy, optimizer=optimizer), epsilon=0.2))
+            method.check_published(setting(training={**heavy, "optimizer": optimizer}, epsilon=0.2))
 
 
 # --- proven ---
@@ -109,7 +100,7 @@ def test_momentum_stretches_the_published_bound() -> None:
 
 def test_clips_follow_released_norms_less_their_noise() -> None:
     """One release (3, 0, 0 | 0, 0, 0, 4) with noise std 1: squares 9 - 3 and 16 - 4; kappa 2: clips 2 sqrt 6 and 2 sqrt 12."""
-    policy = Planner.of(Remembered(SensitiveDP(clip=10.0)), setting())
+    policy = planner(SensitiveDP(clip=10.0), setting())
     state = policy.observe({}, upload([3.0, 0, 0, 0, 0, 0, 4.0], [0.0] * 7, 1.0))
     plan = policy.plan(released([0.0] * 7, 1), state)
     assert plan.layer_clip is not None
@@ -126,7 +117,7 @@ def test_clips_follow_released_norms_less_their_noise() -> None:
 @given(st.lists(st.floats(-9, 9, width=32), min_size=7, max_size=7), st.floats(0, 3), st.sampled_from(list(Adjacency)))
 def test_every_plan_costs_its_share_and_stays_in_range(vector: list[float], std: float, adjacency: Adjacency) -> None:
     s = setting(adjacency=adjacency)
-    policy = Planner.of(Remembered(SensitiveDP()), s)
+    policy = planner(SensitiveDP(), s)
     plan = policy.plan(released([0.0] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
     assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
     first = policy.plan(released([0.0] * 7), {}).layer_clip

@@ -18,7 +18,7 @@ from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Raw
 from fedveil.methods.gradient_compression import last_matrix
 from fedveil.papers.fedanc.baselines import Soteria, columns, sensitivities
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.params import FlatModel
 
 SERVER = {"privacy": {"view": "server"}}
 
@@ -29,7 +29,7 @@ def net(weight: list[list[float]], bias: list[float]) -> FlatModel:
     with torch.no_grad():
         body.weight.copy_(torch.tensor(weight))
         body.bias.copy_(torch.tensor(bias))
-    return FlatModel(nn.Sequential(body, nn.ReLU(), head))
+    return h.local_of(nn.Sequential(body, nn.ReLU(), head)).model
 
 
 def test_representation_and_sensitivity_by_hand() -> None:
@@ -128,6 +128,6 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], words: str) -> 
 
 
 def test_a_model_without_a_fully_connected_layer_is_refused() -> None:
-    setting = h.setting(layout=Layout.of({"conv.weight": (3, 1, 2, 2), "conv.bias": (3,)}), noise_multiplier=None)
+    setting = h.setting(layers={"conv.weight": (3, 1, 2, 2), "conv.bias": (3,)}, noise_multiplier=None)
     with pytest.raises(ConfigError, match="fully connected"):
         Soteria().calibrate(setting)

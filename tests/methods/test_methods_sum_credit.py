@@ -17,7 +17,7 @@ from scipy.stats import norm
 import method_kit as h
 from federation_runs import config, job
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.accounting.types import View
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify
 from fedveil.federation.fit import _server_uploads
@@ -30,15 +30,13 @@ from fedveil.methods.setting import Setting
 from fedveil.papers.aldp_fl.baselines import LDPFed
 from fedveil.papers.ladp_fl.baselines import NbAFL
 from fedveil.training.local import State
-from fedveil.training.params import Layout
 
 N, Z = 50, 0.5
 
 
 def setting(**changes: Any) -> Setting:
-    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
-    common = {"clients": N, "cohort": N, "rounds": 1, "layout": Layout.of({"w": (3, 2)}), "delta": 1e-5, "noise_multiplier": Z}
-    return replace(h.setting(), scope=scope, **{**common, **changes})
+    common = {"clients": N, "cohort": N, "rounds": 1, "delta": 1e-5, "noise_multiplier": Z}
+    return h.setting(layers={"w": (3, 2)}, **{**common, **changes})
 
 
 def epsilons(method: Any, s: Setting) -> list[float]:

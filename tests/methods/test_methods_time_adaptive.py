@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import method_kit as h
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Event, Gaussian, SampledGaussian, View
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unit, View
 from fedveil.attacks.replay import replay
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
@@ -47,7 +48,7 @@ def plan_of(method: TimeAdaptive, s: Setting, client: int, round: int) -> Plan:
 def two_groups(**more: Any) -> Setting:
     """One strict client with z = 6 beside nine with z = 2."""
     groups = BudgetGroup(1.0, frozenset([0]), 6.0), BudgetGroup(4.0, frozenset(range(1, 10)), 2.0)
-    return h.setting(epsilon=4.0, groups=groups, rounds=ROUNDS, **more)
+    return replace(h.setting(epsilon=4.0, rounds=ROUNDS, **more), groups=groups)
 
 
 def test_groups_are_told_by_client_numbers() -> None:
@@ -82,7 +83,7 @@ def test_without_saving_and_caps_it_is_dp_fedavg() -> None:
 
 
 def test_records_are_sampled_less_often_while_saving() -> None:
-    s = h.setting(example_clip=1.0, unit=h.Unit.RECORD, noise_multiplier=1.5)
+    s = h.setting(training={"local": "dp-sgd"}, unit=Unit.RECORD, noise_multiplier=1.5)
     first, last = (step_of(plan_of(TimeAdaptive(saving=0.2), s, 0, t)) for t in (4, 5))
     assert first is not None
     assert last is not None
@@ -104,7 +105,7 @@ def test_price_by_hand() -> None:
 
 def test_a_limit_on_rounds_never_earns_amplification() -> None:
     """The rule shows who is left, so that Poisson sampling is not secret: the events stay unsampled."""
-    s = h.setting(View.AGGREGATE, sampling="poisson", max_participations=16)
+    s = replace(h.setting(View.AGGREGATE, sampling="poisson"), max_participations=16)
     events = TimeAdaptive().releases(s, View.AGGREGATE)
     assert [type(e) for e in events] == [Gaussian, Gaussian]
     free = TimeAdaptive().releases(h.setting(View.AGGREGATE, sampling="poisson"), View.AGGREGATE)
@@ -147,7 +148,7 @@ def test_under_dp_sgd_each_client_is_charged_up_to_its_own_cap(caps: dict[str, A
     for client in range(CLIENTS):
         cap = 1.0 if caps and client < 3 else 4.0
         assert len(charged[client]) == ROUNDS
-        epsilon, _ = bound(charged[client], 5e-4, accountant="rdp", adjacency=h.Adjacency.ZERO_OUT)
+        epsilon, _ = bound(charged[client], 5e-4, accountant="rdp", adjacency=Adjacency.ZERO_OUT)
         assert 0.99 * cap < epsilon <= cap
 
 

@@ -29,7 +29,6 @@ from fedveil.papers.fedanc.method import FedANC
 from fedveil.papers.fedglp_adp.method import FedGLPADP
 from fedveil.papers.ladp_fl.method import LaDPFL
 from fedveil.studies.compare.comparison import default_out
-from fedveil.training.local import LocalSpec
 
 ROUNDS, CLIENTS = 100, 4
 Z = 20.0
@@ -61,8 +60,8 @@ def noise_norms(method: Method, view: View = View.AGGREGATE) -> list[float]:
     """Of the noise on the global step, round by round, of clients that have no examples: all that is released is noise."""
     empty: Any = ([], [])
     module = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.Linear(30, 2))
-    spec = LocalSpec(batch_size=100)
-    job = federation(method, [empty] * CLIENTS, view=view, rounds=ROUNDS, z=Z, spec=spec, module=module)
+    training = {"rounds": ROUNDS, "optimizer": {"lr": 0.1}}
+    job = federation(method, [empty] * CLIENTS, view=view, training=training, z=Z, module=module)
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == ""
     return [row["noise_norm"] for row in progress.history]

@@ -15,18 +15,17 @@ from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.run_cost import charged_bound, run_variation
 from fedveil.statement.caveats import ideal_noise
-from fedveil.training.params import Layout
 
 ZERO = Adjacency.ZERO_OUT
-LAYOUT = Layout.of({"w": (1000, 61), "b": (706,)})
+LAYERS = {"w": (1000, 61), "b": (706,)}
 
 
 def test_every_draw_of_a_run_counts() -> None:
-    s = h.setting(View.AGGREGATE, LAYOUT)
+    s = h.setting(View.AGGREGATE, LAYERS)
     assert run_variation(DPFedAvg(), s) == pytest.approx(4 * 20 * total_variation(61_706), rel=1e-12)
-    poisson = h.setting(View.AGGREGATE, LAYOUT, sampling="poisson")
+    poisson = h.setting(View.AGGREGATE, LAYERS, sampling="poisson")
     assert run_variation(DPFedAvg(), poisson) == pytest.approx(10 * 20 * total_variation(61_706), rel=1e-12)
-    dp_sgd = h.setting(View.AGGREGATE, LAYOUT, example_clip=1.0, unit=Unit.RECORD)
+    dp_sgd = h.setting(View.AGGREGATE, LAYERS, training={"local": "dp-sgd"}, unit=Unit.RECORD)
     assert dp_sgd.steps == 4
     assert run_variation(FedAvg(), dp_sgd) == pytest.approx(4 * 20 * 4 * total_variation(61_706), rel=1e-12)
     more = run_variation(AdaptiveClipping(), s)
@@ -35,8 +34,8 @@ def test_every_draw_of_a_run_counts() -> None:
 
 
 def test_the_statement_prints_it() -> None:
-    s = certify(DPFedAvg(), h.setting(View.AGGREGATE, LAYOUT))
-    variation = run_variation(DPFedAvg(), h.setting(View.AGGREGATE, LAYOUT))
+    s = certify(DPFedAvg(), h.setting(View.AGGREGATE, LAYERS))
+    variation = run_variation(DPFedAvg(), h.setting(View.AGGREGATE, LAYERS))
     added = variation * (1 + math.exp(s.proven.epsilon))
     assert added < 1e-15 * s.delta
     assert s.notes[-1] == (
@@ -70,7 +69,7 @@ def test_one_per_cent_of_delta_is_too_much_to_include() -> None:
 
 def test_where_the_sampler_adds_too_much_ideal_noise_is_assumed() -> None:
     """At epsilon = 92 even 1e-27 counts: no delta can include it, and the statement says so instead."""
-    noisy, bare = (certify(DPFedAvg(), h.setting(View.AGGREGATE, LAYOUT, noise_multiplier=z)) for z in (2.0, 0.4))
+    noisy, bare = (certify(DPFedAvg(), h.setting(View.AGGREGATE, LAYERS, noise_multiplier=z)) for z in (2.0, 0.4))
     assert bare.proven.epsilon > 60
     assert any(text.startswith("the noise sampler is ideal, not only within") for text in bare.proven.assumptions)
     assert not any("sampler" in note for note in bare.notes)

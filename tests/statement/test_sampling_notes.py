@@ -126,7 +126,7 @@ def test_where_nothing_is_amplified_nothing_is_seen() -> None:
         setting(sampling="poisson", cohort=200),
         setting(sampling="poisson", view=View.SERVER),
         setting(sampling="poisson", min_survivors=10),
-        setting(sampling="poisson", example_clip=1.0, unit=Unit.RECORD),
+        setting(sampling="poisson", training={"local": "dp-sgd"}, unit=Unit.RECORD),
     ):
         found = certify(DPFedAvg(), s)
         assert {v.seen_count for v in found.views} == {None}
@@ -220,7 +220,7 @@ def test_what_a_secret_sample_would_give_is_a_remark(adjacency: Adjacency) -> No
         {"view": View.SERVER},
         {"min_survivors": 30},
         {"colluders": 2},
-        {"example_clip": 1.0, "unit": Unit.RECORD},
+        {"training": {"local": "dp-sgd"}, "unit": Unit.RECORD},
     ],
 )
 def test_no_such_remark_where_it_would_not_hold(changes: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def test_correlated_noise_draws_clients_from_the_seed_and_gains_nothing(rounds: 
 
 
 def test_users_with_several_records_are_priced_under_dp_sgd() -> None:
-    s = setting(example_clip=1.0, unit=Unit.RECORD)
+    s = setting(training={"local": "dp-sgd"}, unit=Unit.RECORD)
     step = FedAvg().releases(s, View.AGGREGATE)[0]
     assert isinstance(step, SampledGaussian)
     two, ten = (
@@ -251,7 +251,7 @@ def test_users_with_several_records_are_priced_under_dp_sgd() -> None:
 
 
 def test_no_line_on_several_records_without_records() -> None:
-    record = {"example_clip": 1.0, "unit": Unit.RECORD}
+    record = {"training": {"local": "dp-sgd"}, "unit": Unit.RECORD}
     for s in (setting(), setting(unit=Unit.RECORD), setting(**record, adjacency=REPLACE), setting(**record, records=1)):
         assert not any("several records" in note for note in certify(DPFedAvg(), s).notes)
     few = certify(DPFedAvg(), setting(**record, records=5))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.federation.clients import Clients
+import fedveil as fv
+from fedveil.accounting.types import Gaussian
+from fedveil.data.partition import ClientIndices, Partition
+from fedveil.experiment.assembly import federation as assembled
+from fedveil.experiment.config import Config
+from fedveil.experiment.resolve import opened
 from fedveil.federation.progress import Federation
-from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
 from fedveil.mechanism.mechanisms import NoiseMemory
-from fedveil.methods.method import Method, participation_of
-from fedveil.methods.run_cost import Planner
-from fedveil.methods.setting import Setting
-from fedveil.release.door import Door
-from fedveil.release.noise import Randomness
-from fedveil.training.local import LocalSpec, OptimizerSpec
-from fedveil.training.params import FlatModel
+from fedveil.methods.method import Method
+from fedveil.training.local import Client
 
 ONE = ([[1.0, 0.0], [0.0, 2.0]], [0, 1])
 TWO = ([[1.0, 1.0]], [1])
@@ -48,55 +47,49 @@ class Book:
         return math.fsum(event.count * event.mu**2 for event in events if isinstance(event, Gaussian))
 
 
+def in_memory(config: Config, *data: Any, book: Any = None) -> Federation:
+    """The federation of a configuration, on its data or these, with a ledger in memory and without a budget."""
+    made = assembled(*opened(config, *data), Path("ledger"), "r")
+    door = replace(made.context.door, ledger=book or Book(), memory=NoiseMemory())
+    return replace(made, context=replace(made.context, door=door))
+
+
+def with_client(job: Federation, client: Client) -> Federation:
+    """The federation, its clients trained by another part than that of the method."""
+    return replace(job, context=replace(job.context, objective=client))
+
+
 def federation(
     method: Method,
-    parts: list[tuple[Any, Any]],
+    parts: Sequence[tuple[Any, Any]],
     *,
-    view: View = View.AGGREGATE,
-    spec: LocalSpec | None = None,
-    rounds: int = 1,
+    view: str = "aggregate",
     z: float | None = None,
-    cohort: int | None = None,
-    sampling: str = "fixed",
     module: torch.nn.Module | None = None,
     book: Any = None,
     seed: int = 0,
+    training: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Federation:
-    """One client for each of `parts`, (features [n, 2], labels [n])."""
-    x = np.concatenate([np.asarray(p[0], np.float32).reshape(-1, 2) for p in parts])
-    y = np.concatenate([np.asarray(p[1], np.int64) for p in parts])
-    cuts = np.cumsum([len(p[1]) for p in parts])
-    clients = Clients.of(x, y, np.split(np.arange(len(y)), cuts[:-1]))
+    """One client for each of `parts`, (features [n, 2], labels [n]), which takes one step in a round."""
+    spare = ([[0.0, 0.0]], [0])  # of no client: a data set has examples, even if its clients have none
+    x = np.concatenate([np.asarray(p[0], np.float32).reshape(-1, 2) for p in (*parts, spare)])
+    y = np.concatenate([np.asarray(p[1], np.int64) for p in (*parts, spare)])
+    dealt = Partition(ClientIndices(np.arange(len(y) - 1), np.cumsum([0, *(len(p[1]) for p in parts)])), "own", 0)
     if module is None:
         module = torch.nn.Linear(2, 2)
         with torch.no_grad():
             for p in module.parameters():
                 p.zero_()
-    model = FlatModel(module)
-    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)
-    n = cohort or len(parts)
-    local = spec or LocalSpec(batch_size=100, optimizer=OptimizerSpec(lr=0.5))
-    setting = Setting(len(parts), n, rounds, sampling, local, model.layout, 2, 2, scope, 1e-3, noise_multiplier=z, **more)  # type: ignore[arg-type]
-    randomness = Randomness(seed, True)
-    rate = setting.rate if sampling == "poisson" else None
-    shapes, memory = method.extras(setting), NoiseMemory()
-    door = Door(model.layout, scope, "r", book or Book(), randomness, rate, extras=shapes, memory=memory)
-    summed = view is not View.SERVER
-    context = Context(
-        model,
-        clients,
-        local,
-        method.client(setting),
-        Planner.of(method.release(setting), setting),
-        door,
-        randomness,
-        summed,
-        model.buffers(),
+    config = fv.configure(
+        model=module,
+        method=method,
+        training={"rounds": 1, "sampling": "fixed", "batch_size": 100, "optimizer": {"lr": 0.5}, **(training or {})},
+        privacy={"view": view, "delta": 1e-3, "noise_multiplier": z, **more},
+        run={"seed": seed, "seeded_noise": True, "isolation": "copy"},
     )
-    return Federation(
-        setting, method, context, (clients.x, clients.y), randomness, participation=participation_of(method, setting)
-    )
+    data = fv.from_arrays(x, y, classes=2, test=(x, y))
+    return in_memory(config, data, dealt, book=book)
 
 
 def gradient(w: NDArray[np.float64], part: Any) -> NDArray[np.float64]:

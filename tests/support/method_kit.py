@@ -16,38 +16,98 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from by_hand import Book
-from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
+from by_hand import Book, in_memory
+from fedveil.accounting.types import Gaussian, View
 from fedveil.executors.inline import Inline
 from fedveil.experiment.assembly import federation
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.presets import presets as preset_files
+from fedveil.experiment.public_setting import configured_setting, local_spec, population_of
 from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.server import server_step
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.mechanisms import NoiseMemory
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import Planner, events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
-from fedveil.release.noise import Randomness
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
-from fedveil.training.local import LocalSpec, OptimizerSpec
-from fedveil.training.params import Layout
-
-LAYOUT = Layout.of({"a": (3,), "b": (2, 2)})
+from fedveil.training.local import BatchGradient, GradientSource, Local
+from fedveil.training.params import FlatModel, Layout
 
 
-def setting(view: View = View.SERVER, layout: Layout = LAYOUT, **changes: Any) -> Setting:
-    """Ten clients of 100 records, four a round, 20 rounds of one epoch in batches of 25."""
-    local = changes.pop("local", LocalSpec(1, None, 25, OptimizerSpec(lr=0.1)))
-    scope = Scope(changes.pop("unit", Unit.CLIENT), changes.pop("adjacency", Adjacency.ZERO_OUT), view)
-    base = Setting(10, 4, 20, "fixed", local, layout, 100, 2, scope, 1e-3, noise_multiplier=2.0)
-    return replace(base, **changes)
+class Layers(nn.Module):
+    """Parameters of given shapes, and no network."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            *path, leaf = name.split(".")
+            place: nn.Module = self
+            for part in path:
+                if not hasattr(place, part):
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.register_parameter(leaf, nn.Parameter(torch.zeros(shape)))
+
+
+LAYERS: Mapping[str, tuple[int, ...]] = {"a": (3,), "b": (2, 2)}
+_NOWHERE = np.zeros((2, 3), np.float32), np.array([0, 1])
+TWO_CLASSES = fv.from_arrays(*_NOWHERE, classes=2, test=_NOWHERE)
+PARTITION = {"clients": "clients", "records": "examples_per_client"}
+TRAINING = {"cohort": "clients_per_round", "rounds": "rounds", "sampling": "sampling"}
+"""Keys of a configuration, by the names that a setting has for them."""
+
+
+def setting(
+    view: View = View.SERVER,
+    layers: Mapping[str, tuple[int, ...]] = LAYERS,
+    *,
+    training: Mapping[str, Any] | None = None,
+    public_split: bool = False,
+    **changes: Any,
+) -> Setting:
+    """The setting of a configuration: ten clients of 100 records, four a round, 20 rounds of one epoch in batches of 25.
+
+    changes: of the setting's fields, or keys of the section privacy. With epsilon, noise_multiplier is what was calibrated.
+    """
+    changes = {"clients": 10, "records": 100, "cohort": 4, "rounds": 20, "sampling": "fixed", "delta": 1e-3, **changes}
+    partition = {"kind": "iid"} | {key: changes.pop(name) for name, key in PARTITION.items()}
+    rounds = {key: changes.pop(name) for name, key in TRAINING.items()}
+    z = changes.pop("noise_multiplier", 2.0)
+    calibrated = {"noise_multiplier": z} if "epsilon" in changes else {}
+    config = fv.configure(
+        model=Layers(layers),
+        data={"partition": partition, "public_fraction": 0.1 if public_split else 0.0},
+        training={"batch_size": 25, "optimizer": {"lr": 0.1}, **rounds, **(training or {})},
+        privacy={"view": view, **({} if calibrated else {"noise_multiplier": z}), **changes},
+    )
+    return replace(configured_setting(config, population_of(config, TWO_CLASSES))[1], **calibrated)
+
+
+LAYOUT = setting().layout
+
+
+def layout(shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """The layout of a model whose parameters have these names and shapes."""
+    return setting(layers=shapes).layout
+
+
+def local_of(
+    network: nn.Module | FlatModel,
+    source: GradientSource | None = None,
+    *,
+    training: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Local:
+    """What a client works on in a round, from the network's parameters on, with the gradients of its loss or of `source`."""
+    model = network if isinstance(network, FlatModel) else FlatModel(network)
+    spec = local_spec(fv.configure(training=training or {}))
+    start = more.pop("start", model.vector.clone())
+    return Local(model, start, spec, source or BatchGradient(), torch.Generator().manual_seed(0), **more)
 
 
 def released(model: list[float], round: int = 0, previous: list[float] | None = None) -> Released:
@@ -94,10 +154,10 @@ def at_epsilon_8(method: dict[str, Any], *overrides: str, clients: int = 6, roun
 
 def job_of(config: Config, path: Path | None = None) -> Federation:
     """Everything of a run, with its ledger at `path`, or in memory and without a budget."""
-    if path is not None:
-        Ledger.create(path, "r", {}).close()
-        return federation(*opened(config), path, "r")
-    return with_door(federation(*opened(config), Path("ledger"), "r"), ledger=Book(), memory=NoiseMemory())
+    if path is None:
+        return in_memory(config)
+    Ledger.create(path, "r", {}).close()
+    return federation(*opened(config), path, "r")
 
 
 def with_door(job: Federation, door: Any = None, **changes: Any) -> Federation:
@@ -241,7 +301,7 @@ def check_plans_read_only_uploads(config: Config) -> None:
     pairs = swapped_plans(config)
     assert all_same(pairs)
     moved = job_of(config)
-    other = Replay(replace(moved.context.door, randomness=Randomness(config.run.seed + 1, True)))
+    other = Replay(replace(moved.context.door, randomness=replace(moved.draws, seed=config.run.seed + 1)))
     trained(with_door(moved, other))
     assert not all_same(list(zip((plan for plan, _ in pairs), other.plans.values(), strict=False)))
 
@@ -260,7 +320,8 @@ def with_first_client(clients: Clients, x: Tensor, y: Tensor, share: float) -> C
     size, own = clients.size(0), math.ceil(share * len(y))
     offsets = clients.offsets.copy()
     offsets[1:] += own - size
-    return Clients(torch.cat([x[:own], clients.x[size:]]), torch.cat([y[:own], clients.y[size:]]), offsets)
+    mine, others = (x[:own], y[:own]), (clients.x[size:], clients.y[size:])
+    return replace(clients, x=torch.cat([mine[0], others[0]]), y=torch.cat([mine[1], others[1]]), offsets=offsets)
 
 
 def all_same(pairs: list[tuple[Plan, Plan]]) -> bool:

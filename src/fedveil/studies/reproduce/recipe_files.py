@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, nearest, refusal
-from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config import Config, override, parse
 from fedveil.experiment.presets import names as preset_names
 from fedveil.experiment.presets import path_of
 from fedveil.registry import registered_files
@@ -46,7 +46,8 @@ def job_of(
     """Return the checked job of one row.
 
     Args:
-        seed: added to the seed of the base configuration. overrides: the user's, `section.key=value`, applied last.
+        seed: added to the seed of the base configuration. overrides: the user's, `section.key=value` or `measure.key=value`,
+            applied last.
 
     Raises:
         ConfigError: the configuration or an option is invalid; the message names the row.
@@ -62,10 +63,11 @@ def job_of(
             _put(raw, key, copy.deepcopy(value))
     if data_dir is not None:
         _put(raw, "data.data_dir", str(data_dir))
-    measure = raw.pop("measure")
     try:
-        options = MEASURES[recipe.measure["name"]].checked(measure)
-        config = parse(raw, overrides)
+        for item in overrides:
+            override(raw, item)
+        options = MEASURES[recipe.measure["name"]].checked(raw.pop("measure"))
+        config = parse(raw)
     except ConfigError as problem:
         raise ConfigError(f"row {', '.join(row.labels)}: {problem}") from None
     return RowJob(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)

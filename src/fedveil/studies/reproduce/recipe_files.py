@@ -19,7 +19,7 @@ from fedveil.experiment.presets import names as preset_names
 from fedveil.experiment.presets import path_of
 from fedveil.registry import registered_files
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow
+from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow, number
 from fedveil.studies.reproduce.recipe_list import RECIPES, recipe_names
 
 Scale = Literal["small", "paper"]
@@ -139,6 +139,9 @@ def _problem(recipe: Recipe) -> str:
     labels = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
     if len(labels) < len(recipe.axes) or any(len(set(own)) < len(own) for own in labels.values()):
         return "each axis needs a name of its own, and labels that differ"
+    pictures = ["dots", "curves", *(name for name, own in labels.items() if all(number(label) is not None for label in own))]
+    if recipe.picture not in pictures:
+        return f"picture = {recipe.picture!r}: unknown; there are {', '.join(pictures)}"
     wanted: list[Mapping[str, Any]] = [recipe.small.keep, *({k: (v,) for k, v in c.relative.items()} for c in recipe.columns)]
     for mentioned in wanted:
         for axis, chosen in mentioned.items():

@@ -41,7 +41,7 @@ def row(name: str, schedule: str, rounds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         result = run(setting(METHODS[name], schedule, 8.0, rounds), Path(folder) / "run")
     claim = next((v.claimed for v in result.privacy.views if v.view is View.FINAL and v.claimed is not None), None)
-    curve = twin_sensitivity(setting(METHODS[name], schedule, None, rounds), 0)
+    curve = twin_sensitivity(setting(METHODS[name], schedule, None, rounds), 0, "labels")
     shown = ", ".join(f"{curve[t - 1]:.4f}" for t in (1, 5, 10, 20) if t <= rounds)
     sigma = f"{result.history[-1]['layer_noise_std'][0] * 10:.3f}"
     return [name, schedule, sigma, f"{claim.epsilon:.3g}" if claim else "none", f"{result.accuracy:.3f}", shown]

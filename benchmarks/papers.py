@@ -115,7 +115,7 @@ def configuration(preset: str, overrides: tuple[str, ...]) -> Config:
 
 def distances(preset: str, overrides: tuple[str, ...]) -> list[float]:
     """Distances of twin runs, round by round."""
-    return list(twin_sensitivity(configuration(preset, overrides), 0))
+    return list(twin_sensitivity(configuration(preset, overrides), 0, "labels"))
 
 
 def figures(state: CellState) -> dict[str, Any]:

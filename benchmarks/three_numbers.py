@@ -46,8 +46,9 @@ CLAIMED: dict[str, dict[str, str]] = {
     "fed-dpa": {},
     "fed-smp": {},
     "fed-addp": {"adjacency": "replace_one"},
+    "ladp-fl": {"unit": "record"},
 }
-"""What published variants speak of, where it is not records."""
+"""What published variants speak of, where it is not a replaced record; of LaDP-FL, one deleted or replicated."""
 Row = dict[str, Any]
 """What differs from the small setting: method, and sections; `name` where the method's own does not tell."""
 

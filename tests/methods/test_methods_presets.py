@@ -58,3 +58,17 @@ def test_presets_calibrate_and_say_what_is_proven(path: Path) -> None:
         else:
             assert math.isinf(own) is (config.method.name not in COMPOSED)
         assert any(v.claimed is not None for v in statement.views)
+
+
+OWN = {"ladp-fl": "fashion-mnist", "aldp-fl": "fashion-mnist", "noisy-fedavg": "mnist", "noisy-fedprox": "mnist"}
+OWN |= {"fedglp-adp": "fashion-mnist", "fedanc": "fashion-mnist"}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_each_paper_s_method_has_a_proven_preset_that_can_learn(method: str) -> None:
+    config = load_config(presets()[f"{method}/{OWN[method]}-proven"])
+    statement = certify_config(config)
+    assert math.isfinite(statement.own.proven.epsilon)
+    assert statement.own.proven.delta * config.data.partition["clients"] < 1
+    assert statement.learnability is not None
+    assert statement.learnability.verdict != "no"

@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.models.model_registry import build
 from fedveil.studies.statistics import paired_t
-from kept_rows import ACCURACY, KEPT, ON_FASHION, RESULTS, ROOT, kept
+from kept_rows import ACCURACY, KEPT, LABELS, ON_FASHION, RESULTS, ROOT, kept
 
 TWIN: dict[str, list[float]] = json.loads((RESULTS / "papers.json").read_text(encoding="utf-8"))["twin"]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -29,9 +29,9 @@ def accuracy_4_8(sigma: str, i: int) -> Samples:
     return [row["values"]["accuracy (%)"]["ours"] for row in rows if row["labels"] == wanted]
 
 
-def table_12(m: str, examples: str, scale: str) -> Samples:
-    """The convergent analysis' Table 12, whichever engine a row was run with."""
-    rows = KEPT["noisy-fedavg/table-12"][scale]["rows"]
+def table_12(m: str, examples: str, scale: str, *, labels: bool = True) -> Samples:
+    """The convergent analysis' Table 12, whichever engine a row was run with; by labels of a client, or by one record."""
+    rows = [r for r in KEPT["noisy-fedavg/table-12"][scale]["rows"] if (LABELS[0] in r["overrides"]) is labels]
     return [next(row["values"]["sensitivity"]["ours"] for row in rows if row["labels"] == {"m": m, "S": examples})]
 
 
@@ -121,7 +121,9 @@ def thresholds(row: str, i: int) -> Samples:
 
 def sensitivities(row: str, i: int) -> Samples:
     """Fig. 2: mean and spread, the mean in units of m = 20's, and p against it."""
-    own, base = (kept("noisy-fedavg/fig-2", "sensitivity", name.partition(", K")[0]) for name in (row, "m = 20"))
+    own, base = (
+        kept("noisy-fedavg/fig-2", "sensitivity", name.partition(", K")[0], overrides=LABELS) for name in (row, "m = 20")
+    )
     if i == 0 or own == base:
         return [own] if i == 0 else []
     p = paired_t([x - y for x, y in zip(own, base, strict=True)])
@@ -131,7 +133,7 @@ def sensitivities(row: str, i: int) -> Samples:
 GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/convergent-dp", "| sigma | MNIST, K = 50 |", 18): accuracy_4_8,
     ("papers/convergent-dp", "| | T = 100 | 200 |", 24): lambda row, i: [
-        kept("noisy-fedavg/table-9", f"T = {100 * (i + 1)}", SCHEDULES[row], scale="paper")
+        kept("noisy-fedavg/table-9", f"T = {100 * (i + 1)}", SCHEDULES[row], scale="paper", overrides=LABELS)
     ],
     ("papers/convergent-dp", "| | accuracy (%), paper | ours |", 8): lambda row, i: (
         [
@@ -140,25 +142,27 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
                 ("accuracy (%)", "sensitivity")[i // 2],
                 row.replace("= ", ""),
                 scale="paper",
-                overrides=["model.name=lenet5"],
+                overrides=["model.name=lenet5", *LABELS],
             )
         ]
         if i % 2
         else []
     ),
     ("papers/convergent-dp", "| setting, at the paper's scale |", 7): lambda row, i: (
-        [kept("noisy-fedavg/fig-2", "sensitivity", row, scale="paper", overrides=["model.name=lenet5"])]
+        [kept("noisy-fedavg/fig-2", "sensitivity", row, scale="paper", overrides=["model.name=lenet5", *LABELS])]
         if i == 0 and "," not in row
         else []
     ),
     ("papers/convergent-dp", "| Fig. 2 at small scale |", 42): sensitivities,
     ("papers/convergent-dp", "| Table 5 at small scale |", 16): lambda row, i: (
-        [kept("noisy-fedavg/table-5", ("accuracy (%)", "sensitivity")[i // 2], row.replace("= ", ""))] if i % 2 else []
+        [kept("noisy-fedavg/table-5", ("accuracy (%)", "sensitivity")[i // 2], row.replace("= ", ""), overrides=LABELS)]
+        if i % 2
+        else []
     ),
     ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: table_12(row, ("100", "500")[i], "small"),
     ("papers/convergent-dp", "| clients, the paper's scale |", 15): lambda row, i: table_12(row, f"{100 * (i + 1)}", "paper"),
     ("papers/convergent-dp", "| Table 7, the paper / ours |", 20): lambda row, i: [
-        kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
+        kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0], overrides=LABELS)
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
     ("papers/convergent-dp", "| at the paper's scale | sigma 1 | 0.1 | 0.01 | 0 |", 71): attacks_at_scale,

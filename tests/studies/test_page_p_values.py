@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedveil.studies.statistics import Against, against, against_best, holm, paired_t
-from kept_rows import ACCURACY, KEPT, ON_FASHION, ROOT, kept
+from kept_rows import ACCURACY, KEPT, LABELS, ON_FASHION, ROOT, kept
 from source_trees import files_in
 
 Sample = dict[int, float]
@@ -169,7 +169,7 @@ def aldp_fl() -> dict[str, list[float]]:
 
 def fig_2() -> dict[str, float]:
     """Corrected p of each setting against m = 20, of all ten."""
-    rows = KEPT["noisy-fedavg/fig-2"]["small"]["rows"]
+    rows = [row for row in KEPT["noisy-fedavg/fig-2"]["small"]["rows"] if row["overrides"] == LABELS]
     samples = {row["labels"]["setting"]: dict(enumerate(row["values"]["sensitivity"]["ours"])) for row in rows}
     return {name: test.holm for name, test in against(samples, "m = 20").items()}
 
@@ -177,13 +177,16 @@ def fig_2() -> dict[str, float]:
 def table_5_of_002(column: str) -> dict[str, Against]:
     """The tests against the largest mean of the four."""
     names = ("Noisy-FedAvg", *(f"Noisy-FedProx, alpha {alpha}" for alpha in ("0.01", "0.1", "1")))
-    return against_best({name: seeds("noisy-fedavg/table-5", column, name) for name in names})
+    return against_best({name: seeds("noisy-fedavg/table-5", column, name, overrides=LABELS) for name in names})
 
 
 def networks() -> list[float]:
     """p of the transformer against the other network, in each column of Table 7."""
     columns = [f"T = {rounds}" for rounds in range(200, 1001, 200)]
-    return [paired(*(seeds("noisy-fedavg/table-7", column, name) for name in ("ViT-Small", "ResNet-18"))) for column in columns]
+    return [
+        paired(*(seeds("noisy-fedavg/table-7", column, name, overrides=LABELS) for name in ("ViT-Small", "ResNet-18")))
+        for column in columns
+    ]
 
 
 def sigmas() -> list[float]:

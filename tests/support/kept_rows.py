@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 KEPT: dict[str, Any] = json.loads((RESULTS / "paper_tables.json").read_text(encoding="utf-8"))
 ON_FASHION = ["data.name=fashion-mnist"]
+LABELS = ["measure.change=labels"]
+"""Sensitivity to all labels of a client; without it, to one record."""
 ACCURACY = "average accuracy (%)"
 
 

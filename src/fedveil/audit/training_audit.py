@@ -16,7 +16,7 @@ linear in the model, and so L-smooth for every L. Policy, door, aggregation and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -58,21 +58,22 @@ class Neighbours:
 def pairs(case: Case, rounds: int) -> list[Neighbours]:
     """Return neighbours that reveal typical weaknesses, two for each unit of privacy.
 
-    Records: opposite gradients among common ones, and one gradient among flat losses; each outweighs the others in its batch.
-    Clients: opposite gradients (or zero against one), and a small layer whose norm grows from round to round or does not.
+    Both: opposite gradients, or zero against one. Records, each of which outweighs the others in its batch: also one gradient
+    among flat losses. Clients: also a small layer whose norm grows from round to round or does not.
     """
     s, layout = case.setting, case.setting.layout
     generator = torch.Generator().manual_seed(1)
     scale = s.local.batch_clip or 1.0
     common, own = (v * (scale / v.norm()) for v in torch.randn(2, layout.dimension, generator=generator).unbind())
     flat = torch.zeros(layout.dimension)
+    one_sided = s.scope.adjacency is Adjacency.ZERO_OUT
+    against = "no gradient against one" if one_sided else "opposite gradients"
     if s.scope.unit is Unit.RECORD:
         own = own * min(s.records, _EXAMPLES)
-        return [Neighbours("opposite gradients", common, (-own, own)), Neighbours("others flat", flat, (flat, own))]
-    one_sided = s.scope.adjacency is Adjacency.ZERO_OUT
+        return [Neighbours(against, common, (flat if one_sided else -own, own)), Neighbours("others flat", flat, (flat, own))]
     grows, shrinks = (_moving_layer(own, layout, rounds, grows=up) for up in (True, False))
     return [
-        Neighbours("no gradients against some" if one_sided else "opposite gradients", flat, (flat if one_sided else -own, own)),
+        Neighbours(against, flat, (flat if one_sided else -own, own)),
         Neighbours("a growing layer", flat, (flat if one_sided else shrinks, grows)),
     ]
 
@@ -171,11 +172,7 @@ def training_subject(case: Case, neighbours: Neighbours, rng: np.random.Generato
 
     The stds only sharpen the score: any score is sound.
     """
-    scope = Scope(case.setting.scope.unit, Adjacency.REPLACE_ONE, View.SERVER)
-    if case.setting.scope.unit is Unit.CLIENT and case.setting.scope.adjacency is Adjacency.ZERO_OUT:
-        scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
-    if peers:
-        scope = Scope(scope.unit, scope.adjacency, View.AGGREGATE)
+    scope = replace(case.setting.scope, view=View.AGGREGATE if peers else View.SERVER)
     trainer = Trainer(case, neighbours, rounds, scope, peers)
     means, stds = [], []
     for world in (0, 1):

@@ -97,11 +97,11 @@ def twin(
     overrides: Overrides = None,
     client: Annotated[int, typer.Option(help="Client whose data differ between the two runs.")] = 0,
     change: Annotated[
-        Literal["labels", "record", "absent"],
+        Literal["record", "labels", "absent"],
         typer.Option(
-            help="labels: every label becomes the next class; record: one example is replaced; absent: the client has no data."
+            help="record: one example is replaced; labels: every label becomes the next class; absent: the client has no data."
         ),
-    ] = "labels",
+    ] = "record",
     out: NewDirectory = None,
     quiet: Quiet = False,
     trust_plugins: TrustPlugins = False,

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record, Row
     from fedveil.federation.progress import Federation
 
-Change = Literal["labels", "record", "absent"]
+Change = Literal["record", "labels", "absent"]
 
 
 @process_state()
 def twin_sensitivity(
     config: Config | str | Path,
     client: int,
-    change: Change = "labels",
+    change: Change = "record",
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
@@ -57,14 +57,14 @@ def twin_sensitivity(
 
     Args:
         config: a configuration, or a run directory, whose data are then checked. client: the client whose data differ.
-        change: `labels` changes each of its labels to the next class; `record` replaces its first example by the first test
-            example; `absent` removes its data, so that it contributes zero.
+        change: `record` replaces its first example by the first test example; `labels` changes each of its labels to the next
+            class; `absent` removes its data, so that it contributes zero.
         data, partition: replacements of the configured ones.
 
     Raises:
         ConfigError: the client does not exist or has no data, or the data are not those of the run.
 
-    Source: the Noisy-FedAvg paper, Section 5, "Sensitivity" (which record differs is not stated there).
+    Source: the Noisy-FedAvg paper, Section 5, "Sensitivity", with the neighbours of its Definition 1, which differ in one sample.
     """
     return twin_runs(config, client, change, data=data, partition=partition)[0]
 
@@ -73,7 +73,7 @@ def twin_sensitivity(
 def twin_runs(
     config: Config | str | Path,
     client: int,
-    change: Change = "labels",
+    change: Change = "record",
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,

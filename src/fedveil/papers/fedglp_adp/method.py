@@ -367,10 +367,12 @@ class FedGLPADP(FedGLPOptions):
         """The claim at user level for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""
         if self.variant == "proven" or sigma(self, s) == 0:
             return None
-        formula = fedglp.accountant_epsilon if self.accountant == "opacus" else fedglp.claimed_epsilon
+        opacus = self.accountant == "opacus"
+        formula = fedglp.accountant_epsilon if opacus else fedglp.claimed_epsilon
+        source = "FedGLP-ADP, its Renyi accountant" if opacus else "FedGLP-ADP, Theorem 1"
         scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
         note = f"sigma = {sigma(self, s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
-        return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, "FedGLP-ADP, Theorem 1", note)
+        return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, source, note)
 
 
 def sigma(method: FedGLPADP, s: Setting) -> float:

@@ -77,18 +77,20 @@ def full_dp_std(s: Setting, method: str) -> float:
     return classical_noise_multiplier(paper_epsilon(s, method), s.delta) * training_reach(s, method)
 
 
-def classical_scope() -> Scope:
-    """Return the scope that the baselines claim: one replaced record, in the server view."""
-    return Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+def classical_scope(adjacency: Adjacency = Adjacency.REPLACE_ONE) -> Scope:
+    """Return the scope that a method claims: a record in the server view; the baselines' own papers replace it."""
+    return Scope(Unit.RECORD, adjacency, View.SERVER)
 
 
 def sequential_claim(s: Setting, total: float, source: str) -> Claim:
     """LaDP-FL's accountant: q times the sum of the rounds' epsilons at q T delta; one round's epsilon if that delta is >= 1.
 
+    The paper's neighbours delete or replicate one instance (footnote 1), which changes the data by one contribution: zero-out.
+
     Args:
         total: the sum of the rounds' epsilons. source: the source of the epsilon of a round.
     """
-    scope = classical_scope()
+    scope = classical_scope(Adjacency.ZERO_OUT)
     rate = min(1.0, s.local.batch_size / s.known_records)
     epsilon, delta = claimed_total(total / s.rounds, s.delta, s.rounds, rate)
     if delta >= 1:

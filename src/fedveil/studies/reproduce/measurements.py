@@ -87,7 +87,7 @@ def _of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
     return _figures({"saved": 1 - sum(bits) / (32 * parameters * len(bits))}) if bits else {}
 
 
-def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0, change: Change = "labels") -> Measured:
+def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0, change: Change = "record") -> Measured:
     """Return ||w_t - w'_t|| after each round of two runs that differ in one client's data, and the last accuracy of the first."""
     distances, history = twin_runs(config, client, change)
     scored = [(int(row["round"]) + 1, float(row["test_accuracy"])) for row in history if "test_accuracy" in row]

@@ -143,7 +143,7 @@ class Recipe(_Part):
     preset, set: base configuration of all rows. measure: the measurement of each row by name, with its options.
     notes: gaps in the paper, and how the rows fill them. stated: other figures in its text.
     missing: why no row can be run.
-    picture: `dots`, our values and the published ones; `curves`, the first column's series over the rounds.
+    picture: `dots`, our values and the published ones; `curves`, series over the rounds; an axis of numbers: values over it.
     """
 
     title: str
@@ -155,7 +155,7 @@ class Recipe(_Part):
     notes: tuple[str, ...] = ()
     stated: tuple[Stated, ...] = ()
     missing: str = ""
-    picture: Literal["dots", "curves"] = "dots"
+    picture: str = "dots"
     published: list[Any] = []
     axes: tuple[Axis, ...] = Field(min_length=1)
     columns: tuple[RecipeColumn, ...] = Field(min_length=1)

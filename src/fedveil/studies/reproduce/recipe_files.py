@@ -14,12 +14,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, nearest, refusal
-from fedveil.experiment.config import Config, parse
+from fedveil.experiment.config import Config, override, parse
 from fedveil.experiment.presets import names as preset_names
 from fedveil.experiment.presets import path_of
 from fedveil.registry import registered_files
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow
+from fedveil.studies.reproduce.recipe import COLLECTORS, Overrides, Printed, Recipe, RecipeRow, number
 from fedveil.studies.reproduce.recipe_list import RECIPES, recipe_names
 
 Scale = Literal["small", "paper"]
@@ -46,7 +46,8 @@ def job_of(
     """Return the checked job of one row.
 
     Args:
-        seed: added to the seed of the base configuration. overrides: the user's, `section.key=value`, applied last.
+        seed: added to the seed of the base configuration. overrides: the user's, `section.key=value` or `measure.key=value`,
+            applied last.
 
     Raises:
         ConfigError: the configuration or an option is invalid; the message names the row.
@@ -62,10 +63,11 @@ def job_of(
             _put(raw, key, copy.deepcopy(value))
     if data_dir is not None:
         _put(raw, "data.data_dir", str(data_dir))
-    measure = raw.pop("measure")
     try:
-        options = MEASURES[recipe.measure["name"]].checked(measure)
-        config = parse(raw, overrides)
+        for item in overrides:
+            override(raw, item)
+        options = MEASURES[recipe.measure["name"]].checked(raw.pop("measure"))
+        config = parse(raw)
     except ConfigError as problem:
         raise ConfigError(f"row {', '.join(row.labels)}: {problem}") from None
     return RowJob(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)
@@ -137,6 +139,9 @@ def _problem(recipe: Recipe) -> str:
     labels = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
     if len(labels) < len(recipe.axes) or any(len(set(own)) < len(own) for own in labels.values()):
         return "each axis needs a name of its own, and labels that differ"
+    pictures = ["dots", "curves", *(name for name, own in labels.items() if all(number(label) is not None for label in own))]
+    if recipe.picture not in pictures:
+        return f"picture = {recipe.picture!r}: unknown; there are {', '.join(pictures)}"
     wanted: list[Mapping[str, Any]] = [recipe.small.keep, *({k: (v,) for k, v in c.relative.items()} for c in recipe.columns)]
     for mentioned in wanted:
         for axis, chosen in mentioned.items():

@@ -125,13 +125,13 @@ def holders_of_test_images(snapshot: Snapshot, count: int) -> list[Victim]:
 
 
 @dataclass(frozen=True)
-class RecordingDoor(Door):
+class _RecordingDoor(Door):
     """The run's door, which also records each clipped update before noise; attacks never read this list."""
 
     clean: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, door: Door) -> RecordingDoor:
+    def of(cls, door: Door) -> _RecordingDoor:
         return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
 
     def seal_upload(
@@ -153,7 +153,7 @@ class RecordingDoor(Door):
         self.clean.append(clipped(torch.zeros(self.layout.dimension) if update is None else update, plan, self.layout))
 
 
-class WithoutNoise(Randomness):
+class _WithoutNoise(Randomness):
     """The run's randomness with all noise replaced by zeros."""
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
@@ -167,9 +167,9 @@ def _client_release(
     """Run one client with the code of training; return its release, and its clipped update before the door's noise [d]."""
     context, progress = snapshot.federation.context, snapshot.progress
     if not noise:
-        noiseless = WithoutNoise(**vars(context.randomness))
+        noiseless = _WithoutNoise(**vars(context.randomness))
         context = replace(context, randomness=noiseless, door=replace(context.door, randomness=noiseless))
-    recording = RecordingDoor.of(context.door)
+    recording = _RecordingDoor.of(context.door)
     attacked_context: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)
     state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
     task = ClientTask(

@@ -122,7 +122,7 @@ def play(
     job, progress = replace(job, context=context, client_tests=job.client_tests and context.tests), start(job)
     ended = ""
     try:
-        with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
+        with _RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
             while progress.round < min(rounds, job.setting.rounds):
                 one_round(job, workers, progress)
                 _note_progress(diary, progress)
@@ -156,7 +156,7 @@ def _with_strict_ledger(door: Door, folder: Path, *, shared: bool) -> Door:
     return replace(door, ledger=BudgetedLedger(folder / "ledger.sqlite", door.ledger.budgets))
 
 
-class RecordedEngine:
+class _RecordedEngine:
     """An engine that records the input of each client and checks that nobody changes it."""
 
     def __init__(self, own: Engine, context: Context, diary: Diary, *, unchanged: bool) -> None:

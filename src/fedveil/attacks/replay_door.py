@@ -244,7 +244,7 @@ class ReplayDoor(Door):
         return found
 
 
-class RecordedGradient:
+class _RecordedGradient:
     """The gradient source of DP-SGD; each noisy sum is recorded, or replaced by that of the first world."""
 
     def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
@@ -309,7 +309,7 @@ class RecordedGradient:
 
 def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:
     """Return the gradient source, recorded if its gradients are releases."""
-    return RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
+    return _RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
 
 
 def _unlike_plan(drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], wanted: NDArray[np.float64]) -> str:

@@ -83,7 +83,7 @@ class SavedRounds:
             self.report()
 
 
-class SavingEngine:
+class _SavingEngine:
     """Engine wrapper that completes a round's outcomes only after the previous round is saved, so that these can be released."""
 
     def __init__(self, engine: Engine, saved: SavedRounds) -> None:
@@ -267,7 +267,7 @@ def _train(
 
     try:
         try:
-            ended = fit(job, SavingEngine(runner, rounds), progress, spending_of(job, begun.statement), rounds.save)
+            ended = fit(job, _SavingEngine(runner, rounds), progress, spending_of(job, begun.statement), rounds.save)
         finally:
             rounds.finish()
         score = release_score(job, progress)

@@ -32,7 +32,7 @@ SUBJECT, _LIFETIME = "two ledgers", "the client's lifetime"
 
 
 @dataclass(frozen=True)
-class ClientSide:
+class _ClientSide:
     """A client's records of one run: its number, its releases, and its charges to the lifetime."""
 
     number: int
@@ -61,7 +61,7 @@ def compared(run: Path, client: Path) -> list[Finding]:
     return [_release_finding(server, there), _lifetime_finding(there)]
 
 
-def _client_side(folder: Path, run: str, view: View) -> ClientSide:
+def _client_side(folder: Path, run: str, view: View) -> _ClientSide:
     offer = folder / "runs" / run / "offer.json"
     if not offer.exists():
         others = ", ".join(sorted(path.parent.name for path in folder.glob("runs/*/offer.json"))) or "none"
@@ -70,7 +70,7 @@ def _client_side(folder: Path, run: str, view: View) -> ClientSide:
     budget = open_budget(path)
     own = _rows(offer.with_name("ledger.sqlite")) if view is View.SERVER else []
     spent = [entry for entry in _rows(path) if entry.run == run]
-    return ClientSide(json.loads(offer.read_text(encoding="utf-8"))["client"], own, spent, budget.cap)
+    return _ClientSide(json.loads(offer.read_text(encoding="utf-8"))["client"], own, spent, budget.cap)
 
 
 def _rows(path: Path) -> list[Entry]:
@@ -78,7 +78,7 @@ def _rows(path: Path) -> list[Entry]:
         return [entry for _, _, entry in ledger.entries()]
 
 
-def _release_finding(server: Sequence[Entry], there: ClientSide) -> Finding:
+def _release_finding(server: Sequence[Entry], there: _ClientSide) -> Finding:
     """Server view: row by row, all but the number of participants, which a published ledger leaves out."""
     theirs = Counter(replace(e, participants=None) for e in server if e.client == there.number)
     own = Counter(replace(e, participants=None) for e in there.releases)
@@ -103,7 +103,7 @@ def _difference(server: Entry, client: Entry) -> str:
     return "; ".join(f"{k} is {getattr(server, k)} at the server and {getattr(client, k)} at the client" for k in fields)
 
 
-def _lifetime_finding(there: ClientSide) -> Finding:
+def _lifetime_finding(there: _ClientSide) -> Finding:
     """Check that each release in the client's ledger of the run was also charged to its lifetime."""
     own = Counter((e.round, e.event, e.note) for e in there.releases)
     spent = Counter((e.round, e.event, e.note) for e in there.lifetime if e.client == ITSELF)
@@ -115,7 +115,7 @@ def _lifetime_finding(there: ClientSide) -> Finding:
     return Finding("verified", _LIFETIME, f"{own.total()} releases of this run were charged to it{never}")
 
 
-def _planned_finding(server: Sequence[Entry], there: ClientSide) -> Finding:
+def _planned_finding(server: Sequence[Entry], there: _ClientSide) -> Finding:
     """Aggregate view: the sums cost no more than the client charged at consent."""
     planned = [entry for entry in there.lifetime if entry.client == AGGREGATE and entry.note == TRUSTS]
     if any(isinstance(entry.event, Unbounded) for entry in server):

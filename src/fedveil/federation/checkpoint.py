@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class UnsavedRound:
+class _UnsavedRound:
     """Snapshot of what one round changed; training of the next round does not modify it.
 
     Args:
@@ -58,7 +58,7 @@ class UnsavedRound:
 
 
 @dataclass(frozen=True)
-class SavedModel:
+class _SavedModel:
     """A saved model, with PyTorch's in-place version counter at the time it was written."""
 
     file: str
@@ -66,7 +66,7 @@ class SavedModel:
     version: int
 
     @classmethod
-    def of(cls, file: str, model: Tensor) -> SavedModel:
+    def of(cls, file: str, model: Tensor) -> _SavedModel:
         """Return a record of the model's current version."""
         return cls(file, model, model._version)
 
@@ -112,7 +112,7 @@ class Checkpoints:
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._spent: set[int] = set()
-        self._models: list[SavedModel] = []
+        self._models: list[_SavedModel] = []
         self._writer: RoundWriter | None = None
 
     @property
@@ -186,7 +186,7 @@ class Checkpoints:
 
     # --- writing ---
 
-    def _changes(self, progress: Progress) -> UnsavedRound:
+    def _changes(self, progress: Progress) -> _UnsavedRound:
         r = progress.round
         took_part = {c: k for c, k in progress.seen.items() if self._seen.get(c) != k}
         changed = [c for c in took_part if c in progress.policies or c in progress.privates]
@@ -206,9 +206,9 @@ class Checkpoints:
         rows = [] if not r else [{"record": vars(progress.history[-1]), "seen": [*took_part], "states": changed, "spent": spent}]
         line = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         position = None if self.ledger is None else read_head(self.ledger)
-        return UnsavedRound(r, took_part, states, current, parts, previous, line, spent, position)
+        return _UnsavedRound(r, took_part, states, current, parts, previous, line, spent, position)
 
-    def _write(self, done: UnsavedRound) -> None:
+    def _write(self, done: _UnsavedRound) -> None:
         owner_only_folder(self.folder)
         r, name = done.number, f"global-{done.number}"
         with Drafts(private=True) as drafts:
@@ -238,7 +238,7 @@ class Checkpoints:
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
         self._seen.update(done.took_part)
         self._spent.update(done.spent)
-        self._models = [SavedModel.of(name, done.parts["model"]), *(m for m in self._models if m.file == done.previous)]
+        self._models = [_SavedModel.of(name, done.parts["model"]), *(m for m in self._models if m.file == done.previous)]
         self._sweep()
 
     def _crowded(self, current: dict[int, int]) -> list[int]:
@@ -291,10 +291,10 @@ class Checkpoints:
             raise ValueError(f"{_JOURNAL} is not as it was written")
         rows = [decode(json.loads(line), {}) for line in journal.splitlines()]
         whole = self._read_tree(name := f"global-{head['round']}")
-        models = [SavedModel.of(name, whole["model"])]
+        models = [_SavedModel.of(name, whole["model"])]
         if head["previous"] is not None:
             whole["previous"] = self._read_tree(head["previous"])["model"]
-            models.append(SavedModel.of(head["previous"], whole["previous"]))
+            models.append(_SavedModel.of(head["previous"], whole["previous"]))
         progress = Progress(head["round"], **whole, history=[_record(row["record"]) for row in rows])
         current: dict[int, int] = {}
         for number, row in enumerate(rows, start=1):

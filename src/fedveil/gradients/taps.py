@@ -118,7 +118,7 @@ def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
 
 
 @dataclass(frozen=True)
-class Tap:
+class _Tap:
     """An output of a layer, and the uses of parameters, by number, whose gradients follow from its slope."""
 
     layer: str
@@ -142,7 +142,7 @@ class Taps:
     def __init__(self, parameters: Sequence[Tensor | None], *, strict: bool = False) -> None:
         self._numbers = {id(p): i for i, p in enumerate(parameters) if p is not None}
         self._level, self.strict = maybe_current_level(), strict
-        self.all: list[Tap] = []
+        self.all: list[_Tap] = []
         self.asked: list[None] = []
 
     def constant(self, parameter: Tensor | None) -> Any:
@@ -164,7 +164,7 @@ class Taps:
         if not self.strict:
             output.register_hook(partial(_ask, self.asked))  # type: ignore[no-untyped-call]
         numbered = [(self._numbers[id(p)], use) for p, use in kept]
-        self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), numbered, kept[0][0].dtype, _versions(numbered)))
+        self.all.append(_Tap(type(layer).__name__, get_gradient_edge(output), numbered, kept[0][0].dtype, _versions(numbered)))
         return output
 
     def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:

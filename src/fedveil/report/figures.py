@@ -28,7 +28,7 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Panel:
+class _Panel:
     """One panel of a figure. lines: (round from 1, value) by name. factor: multiplies the values. limits: of the axis.
 
     private: some of it is computed from private data without noise.
@@ -79,7 +79,7 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
     return save(figure, target, private=any(panel.private for panel in drawn))
 
 
-def _panel(run: RunData, name: str) -> Panel:
+def _panel(run: RunData, name: str) -> _Panel:
     """Return the panel of that name: one column, several together, or a line for each layer or client."""
     layered = dict.fromkeys(k for row in run.layers for k in row if k not in ("round", "layer"))
     header = {"noise": "noise_std"}.get(name, name)
@@ -97,21 +97,21 @@ def _panel(run: RunData, name: str) -> Panel:
     if name in run.columns:
         return _together("", (name,), run.history, run.declared)
     if name in OVERVIEW or name == "noise":
-        return Panel(name.capitalize())
+        return _Panel(name.capitalize())
     there = [*charts, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns, *own]
     known = list(dict.fromkeys(there))
     raise ConfigError(f"{run.path} has no column {name!r}{nearest(name, known)}; there are {', '.join(known)}")
 
 
-def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Columns) -> Panel:
+def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Columns) -> _Panel:
     """Return a line for each of these columns that the history has."""
     there = [columns[name] for name in names if _points(rows, name)]
     drawn, first = {column.words: _points(rows, column.name) for column in there}, columns[names[0]]
     private = not all(column.public for column in there)
-    return Panel(title or first.words, first.axis, drawn, first.factor, first.limits, private)
+    return _Panel(title or first.words, first.axis, drawn, first.factor, first.limits, private)
 
 
-def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> Panel:
+def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> _Panel:
     """Return a line for each layer or client."""
     lines: dict[str, Points] = {}
     for row in rows:
@@ -119,7 +119,7 @@ def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["
             name = str(row["layer"]) if index == "layer" else f"client {row['client']}"
             lines.setdefault(name, []).append((row["round"] + 1, row[header]))
     private = index == "client" or not column.public
-    return Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.factor, column.limits, private)
+    return _Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.factor, column.limits, private)
 
 
 def _points(rows: Sequence[Row], column: str) -> Points:
@@ -141,7 +141,7 @@ def _fewer(lines: dict[str, Points], of: str) -> dict[str, Points]:
     return {f"{name} ({what})": named[name] for what, name in kept.items()}
 
 
-def _draw(axis: Axes, panel: Panel, colours: Sequence[str] = COLOURS) -> None:
+def _draw(axis: Axes, panel: _Panel, colours: Sequence[str] = COLOURS) -> None:
     for i, (label, points) in enumerate(panel.lines.items()):
         dash = DASHES[i // len(colours) % 4 or i % 4]
         values = [panel.factor * v for _, v in points]

@@ -90,7 +90,7 @@ def _described(columns: Columns) -> str:
 _ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
 
 
-class Mlflow:
+class _Mlflow:
     """The tracker (see `trackers.mlflow`)."""
 
     name = "MLflow"
@@ -184,7 +184,7 @@ def mlflow(uri: str | None = None, experiment: str | None = None) -> Tracker:
     for variable, value in _MLFLOW.items():
         os.environ.setdefault(variable, value)
     library = _library("mlflow", "mlflow")
-    return Mlflow(library, uri, experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedveil")
+    return _Mlflow(library, uri, experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedveil")
 
 
 def _library(module: str, extra: str) -> Any:

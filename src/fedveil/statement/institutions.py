@@ -169,7 +169,7 @@ def utility(statement: Statement) -> list[Item]:
     return [] if block is None else [fact(verdict_in_words(block), "learnability")]
 
 
-class Remaining:
+class _Remaining:
     """Facts that a page divides among its questions; what no question asks for is left for the end, so that none is lost."""
 
     def __init__(self, items: Iterable[Item]) -> None:
@@ -325,7 +325,7 @@ _NOT_OURS = "Not ours: "
 
 def _nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     """Yield one section per question."""
-    limits, rests, notes = (Remaining(f(s)) for f in (unprotected, assumptions, _fact_notes))
+    limits, rests, notes = (_Remaining(f(s)) for f in (unprotected, assumptions, _fact_notes))
     yield _answer("Privacy parameters: which epsilon and delta?", numbers(s), asked(s, "target"))
     several = [*notes.take("several records", "clips whole clients"), *limits.take("a client as a whole")]
     yield _answer("Unit of privacy: what is protected, and how do neighbouring data differ?", unit(s), several)
@@ -380,7 +380,7 @@ def _registry_entry(s: Statement, run: RunFigures | None) -> str:
 
 
 def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
-    limits, withheld = Remaining(unprotected(s)), _why_not_alone(s)
+    limits, withheld = _Remaining(unprotected(s)), _why_not_alone(s)
     tuning = limits.take("hyper-parameter tuning")
     missing = f"To be added by the curator before submission: {', '.join(CURATORS)}."
     checking = run.checking() if run else []

@@ -197,7 +197,7 @@ _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
 
 
 @dataclass(frozen=True)
-class FeatureLayout:
+class _FeatureLayout:
     """Names of the features after encoding, with the public mean and standard deviation of each."""
 
     names: tuple[str, ...]
@@ -205,7 +205,7 @@ class FeatureLayout:
     std: tuple[float, ...]
 
 
-def _feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
+def _feature_layout(card: TableCard, features: tuple[str, ...]) -> _FeatureLayout:
     """Return the layout from the card alone, without any data.
 
     Raises:
@@ -231,7 +231,7 @@ def _feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout
             names.append(f"{name} is missing")
             mean.append(0.0)
             std.append(1.0)
-    return FeatureLayout(tuple(names), tuple(mean), tuple(std))
+    return _FeatureLayout(tuple(names), tuple(mean), tuple(std))
 
 
 def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:

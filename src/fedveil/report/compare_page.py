@@ -132,11 +132,11 @@ def write_page(
         runs: the report of the runs, to link to. checked: what is found by verifying them.
     """
     more = {"runs": runs.name if runs is not None else None, "verification": outcome_values(checked or {})}
-    write_text(path, render("compare.js", _page_values(found) | more))
+    write_text(path, render("compare.js", page_values(found) | more))
     return path
 
 
-def _page_values(found: Comparison) -> dict[str, Any]:
+def page_values(found: Comparison) -> dict[str, Any]:
     """Return everything that the page shows, as values for strict JSON."""
     blocks = {guarantee(*block, found.by): [r for r in rows if r.values] for block, rows in found.blocks.items()}
     seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"

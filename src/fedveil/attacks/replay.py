@@ -179,7 +179,7 @@ class _RecordedEngine:
         self.diary.note("public", PARTICIPANTS, round, ROUND, [task.client for task in todo])
         for task in todo:
             self.diary.note("public", _BROADCAST, round, task.client, _received(task))
-            self.diary.verdict(PURE, round, task.client, self._impure(task))
+            self.diary.verdict(PURE, round, task.client, self._impure(task, len(todo)))
         for outcome in self.own.map(todo):
             problem = outcome.error if self.unchanged else ""
             self.diary.verdict(TRAINED, round, outcome.client, problem)
@@ -187,11 +187,12 @@ class _RecordedEngine:
         problem = difference(copies, received)
         self.diary.verdict(PURE, round, ROUND, f"what clients receive was changed in place: {problem}" if problem else "")
 
-    def _impure(self, task: ClientTask) -> str:
+    def _impure(self, task: ClientTask, clients: int) -> str:
         """Return how two plans from the same input differ, or differ from the round's plan; an empty string if they do not."""
         alone = replace(task, common=None, client=ROUND if task.common is not None else task.client)
         plans = [task.common] if task.common is not None else []
-        plans += [planned(self.context, alone) for _ in range(2)]
+        made = [planned(self.context, alone) for _ in range(2)]
+        plans += [self.context.shared(plan, clients) for plan in made] if task.common is not None else made
         return next(filter(None, (difference(_plain(plans[0]), _plain(plan)) for plan in plans[1:])), "")
 
 

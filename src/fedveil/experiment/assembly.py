@@ -211,6 +211,7 @@ def federation(
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
         isolation=isolation_here(experiment.isolation, experiment.engine.name) if user_defined else "none",
+        in_shares=setting.noise_place == "shares",
     )
     masks = None
     if setting.secure_aggregation == "simulate":

@@ -173,7 +173,7 @@ def _made_up(experiment: Experiment, prepared: Prepared, network: tuple[FlatMode
         rehearsal=True,
     )
     whole = experiment.personal_on_test_set and experiment.engine.name != "flower"
-    return replace(job, context=context, personal_on_test_set=whole)
+    return replace(job, context=context, personal_on_test_set=whole, masks=None)
 
 
 def _clients(x: Tensor, y: Tensor, sizes: list[int]) -> Clients:

@@ -21,7 +21,7 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server import Figures, VisibleRound, server_step
 from fedveil.federation.shared_sums import SetPlans
-from fedveil.mechanism.plan import Plan, Raw, Released, Upload, in_shares
+from fedveil.mechanism.plan import Plan, Raw, Released, Upload
 from fedveil.methods.method import weighting_of
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
@@ -116,7 +116,7 @@ def begin_round(
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
-    return _tasks(federation, progress, released, chosen, shared(federation, plan, len(chosen))), released, plan
+    return _tasks(federation, progress, released, chosen, context.shared(plan, len(chosen))), released, plan
 
 
 def finish_round(
@@ -173,12 +173,6 @@ def _recorded(
     clients = server.client_figures(federation, progress, [*weights], columns, measured)
     private = server.private_figures(seen, outcomes, figures, clients | policies)
     return Record(public, {name: value for name, value in private.items() if (name, value) not in public.items()})
-
-
-def shared(federation: Federation, plan: Plan | Raw | None, clients: int) -> Plan | Raw | None:
-    """Return the plan that each of so many clients of a round executes: with its share of the noise, if it is in shares."""
-    s = federation.setting
-    return in_shares(plan, clients - s.known_shares) if s.noise_place == "shares" and isinstance(plan, Plan) else plan
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -304,7 +298,7 @@ def _uploads(
     if federation.masks is not None and isinstance(plan, Plan):
         told, plans = progress.model.numpy().tobytes(), SetPlans(plan, context.door.parts, federation.masks.terms)
         sealed = federation.masks.summed(progress.round, told, sealed, plans)
-    upload = context.door.release_sum(sealed, shared(federation, plan, len(sealed)), progress.round, denominator)
+    upload = context.door.release_sum(sealed, context.shared(plan, len(sealed)), progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
     return [upload], None
 

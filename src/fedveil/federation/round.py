@@ -21,7 +21,7 @@ from fedveil.federation.isolated import LONGEST, ChildFailed, ended_after, forke
 from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.mechanism.cost import promises
-from fedveil.mechanism.plan import COUNTS, LocalDpSgd, Plan, Raw, Released, Upload, copied, step_of
+from fedveil.mechanism.plan import COUNTS, LocalDpSgd, Plan, Raw, Released, Upload, copied, in_shares, step_of
 from fedveil.methods.run_cost import Planner
 from fedveil.release.dpsgd import Counting, Pass, PerExampleGradient, counts_of_steps, made_here
 from fedveil.release.release_layout import EvaluationCounts
@@ -58,6 +58,7 @@ class Context:
     `rehearsal`: the examples are public and nothing is released, so failures raise.
     `isolation`: user-defined code sees each client's data in a child `process`; also each `pass` of DP-SGD in another child;
     or it runs on a `copy` of itself, or directly (`none`).
+    `in_shares`: each client adds a share of the noise on the sum.
     `longest` are the seconds that a client's training may take; one that takes longer has failed.
     Training happens on the device of `model` and `clients`; plans, door, tests and all states stay on the CPU.
     """
@@ -78,12 +79,18 @@ class Context:
     tests: Clients | None = None
     rehearsal: bool = False
     isolation: Isolation = "none"
+    in_shares: bool = False
     longest: float | None = None
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """Return the policy's plan given the earlier releases, extended by the counts of an evaluation."""
         plan = self.policy.plan(released, state)
         return plan if self.evaluation is None else self.evaluation.added_to(plan, self.door.layout)
+
+    def shared(self, plan: Plan | Raw | None, clients: int) -> Plan | Raw | None:
+        """Return the plan that each executes in a round of so many clients: with its share of the noise, if it is in shares."""
+        divided = self.in_shares and isinstance(plan, Plan)
+        return in_shares(plan, clients - self.door.known_noise_terms) if divided else plan
 
     def observed(self, upload: Upload, released: Released) -> Upload:
         """Return what the policy observes: the upload under the policy's own plan, with the public values of that time."""

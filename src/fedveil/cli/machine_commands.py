@@ -104,6 +104,7 @@ _OPTIONAL = {
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
     "flower": ("flwr", "clients on machines of their own"),
+    "metrics": ("prometheus-client", "numbers of a server or client for Prometheus"),
     "nvflare": ("nvflare", "noise in jobs of NVFlare"),
     "parquet": ("pyarrow", "tables in Parquet files"),
 }

@@ -21,6 +21,7 @@ from fedveil.cli.command_options import (
     TrustPlugins,
     configuration,
     data_set_names,
+    print_json,
     print_table,
 )
 from fedveil.errors import missing_extra, nearest
@@ -104,6 +105,7 @@ _OPTIONAL = {
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
     "flower": ("flwr", "clients on machines of their own"),
+    "metrics": ("prometheus-client", "numbers of a server or client for Prometheus"),
     "nvflare": ("nvflare", "noise in jobs of NVFlare"),
     "parquet": ("pyarrow", "tables in Parquet files"),
 }
@@ -111,8 +113,15 @@ _OPTIONAL = {
 
 
 @commands.command(epilog="Example: fedveil doctor")
-def doctor() -> None:
+def doctor(
+    sbom: Annotated[bool, typer.Option("--sbom", help="Print all installed packages as a CycloneDX bill of materials.")] = False,
+) -> None:
     """Look at this machine: versions, cores, memory, GPU, disk, data sets, optional parts."""
+    if sbom:
+        from fedveil.cli.sbom import bill_of_materials
+
+        print_json(bill_of_materials())
+        return
     typer.echo("Importing PyTorch, looking for a GPU and data sets, timing the disk: some seconds ...", err=True)
     from fedveil import __version__
     from fedveil.data.catalogue import CATALOGUE

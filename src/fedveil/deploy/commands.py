@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedveil.accounting.types import at_most
-from fedveil.cli.command_options import AsJson, NewDirectory, OptionalConfig, Overrides, Preset, configuration, print_json
+from fedveil.cli.command_options import (
+    AsJson,
+    NewDirectory,
+    OptionalConfig,
+    Overrides,
+    Preset,
+    checked,
+    configuration,
+    print_json,
+)
+from fedveil.experiment.given_paths import require_configuration, require_new, require_output_folder
 
 if TYPE_CHECKING:
+    from fedveil.experiment.result import Result
     from fedveil.federation.history import Row
 
 net_app = typer.Typer(help="Several machines: keys and certificates, and a demonstration on one.", no_args_is_help=True)
@@ -149,28 +160,48 @@ def renew(
         typer.echo(f"give {network.authority} to every client: with the old one, clients do not connect any more")
 
 
+def _require_configurations(path: Path) -> None:
+    if not path.is_dir():
+        require_configuration(path)
+
+
 @serve_app.command("serve", epilog="Example: fedveil serve my.toml --wait 3 --out runs/net")
 def serve(
-    config: OptionalConfig = None,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Configuration file (TOML), or a folder of them, run one after the other into --out; omit it with --preset.",
+            callback=checked(_require_configurations),
+        ),
+    ] = None,
     preset: Preset = None,
     overrides: Overrides = None,
-    out: NewDirectory = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write to, new or empty; for a folder of configurations, that of their runs.")
+    ] = None,
     folder: Network = Path("network"),
     wait: Annotated[int, typer.Option(min=1, help="Clients that must have consented before the first round.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
     log_format: LogFormat = "text",
     metrics: Metrics = "",
 ) -> None:
-    """Train with the clients of a network, from the server's machine."""
+    """Train with the clients of a network, from the server's machine. Exit 0: ended, 2: refused, 3: the budget is spent."""
     from fedveil.deploy.network_folder import open_network
+    from fedveil.deploy.queue import serve_queue, state_of
     from fedveil.deploy.serve import Serving
     from fedveil.deploy.serve import serve as train
     from fedveil.deploy.status import Status, printer
 
+    queue = config if config is not None and config.is_dir() else None
+    if out is not None:
+        (require_new if queue is None else require_output_folder)(out)
+    if queue is not None and (resume is not None or preset is not None):
+        raise typer.BadParameter("a folder of configurations resumes its runs by itself; omit --resume and --preset")
     if resume is not None and config is None and preset is None:
+        if state_of(resume) == "finished":
+            typer.echo(f"run: {resume} has ended before")
+            return
         config = resume / "config.toml"
-    wanted = configuration(config, preset, overrides, False)
-    path = resume or out or Path("runs") / f"net-{wanted.method.name}"
     network = open_network(folder)
     with Status(network.path, network.certificates[0], metrics) as status:
         tell = printer(log_format, lambda: status.values)
@@ -179,11 +210,19 @@ def serve(
             status.row(row)
             tell(_row_text(row))
 
-        note = status.update
-        result = train(wanted, Serving(network, path, resume is not None, wait, tell, on_round, status.ready, note))
-        tell(f"run: {result.path} (fingerprint {result.closing})")
-    if result.ended:
-        raise typer.Exit(3)
+        def start(file: Path | None, path: Path | None, resumed: bool) -> Result:
+            wanted = configuration(file, preset, overrides, False)
+            path = path or Path("runs") / f"net-{wanted.method.name}"
+            return train(wanted, Serving(network, path, resumed, wait, tell, on_round, status.ready, status.update))
+
+        if queue is not None:
+            failed, ended = serve_queue(queue, out or Path("runs"), start, tell), ""
+        else:
+            result = start(config, resume or out, resume is not None)
+            failed, ended = {}, result.ended
+            tell(f"run: {result.path} (fingerprint {result.closing})")
+    if failed or ended:
+        raise typer.Exit(2 if failed else 3)
 
 
 @join_app.command("join", epilog="Example: fedveil join fl.example.org:9700 --ca ca.pem --key ward-a --consent consent.toml")

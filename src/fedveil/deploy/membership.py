@@ -149,7 +149,7 @@ def read_seen(network: NetworkFolder) -> dict[str, dict[str, str]]:
 
 
 class SeenClients:
-    """Record of when each client was online last, written at most once a minute.
+    """Record of when each client was online last, written once a minute, and when a client comes, goes or tells its version.
 
     Args:
         versions: of fedveil, of the clients that have told it. clock: returns seconds since 1970.
@@ -158,16 +158,17 @@ class SeenClients:
     def __init__(self, network: NetworkFolder, versions: Mapping[int, str], clock: Callable[[], float] = time.time) -> None:
         self._network, self._versions, self._clock = network, versions, clock
         self._seen, self._written = read_seen(network), -math.inf
+        self._online: dict[int, str] = {}
 
     def note(self, clients: Iterable[int]) -> None:
         """Note that these clients are online; a full disk loses the note alone."""
-        now = self._clock()
-        if now - self._written < 60.0:
+        now, online = self._clock(), {client: self._versions.get(client, "") for client in clients}
+        if online == self._online and now - self._written < 60.0:
             return
         day = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
-        for client in clients:
+        for client, version in online.items():
             before = self._seen.get(str(client), {}).get("fedveil", "")
-            self._seen[str(client)] = {"seen": day, "fedveil": self._versions.get(client, before)}
+            self._seen[str(client)] = {"seen": day, "fedveil": version or before}
         with suppress(OSError):
             replace_whole(_seen_path(self._network), json.dumps(self._seen, indent=1).encode(), private=True)
-        self._written = now
+        self._online, self._written = online, now

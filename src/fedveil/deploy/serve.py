@@ -115,7 +115,7 @@ def serve(config: Config, serving: Serving) -> Result:
 
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
             number = prepared.population.clients
-            serving.note(run=run, rounds=experiment.setting.rounds, clients=number, state="waiting for clients")
+            serving.note(run=run, rounds=experiment.setting.rounds, rounds_done=0, clients=number, state="waiting for clients")
             exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)

@@ -441,3 +441,14 @@ def test_a_result_that_is_replaced_between_two_filters_is_refused_with_the_reaso
     site.contexts = of_policy(tmp_path / "ledgers")
     with pytest.raises(UpdateRefused, match="a filter between them has replaced it: keep one"):
         site.ran(model(), in_place())
+
+
+def test_a_release_that_comes_back_in_another_task_is_a_result_like_others(site: Site) -> None:
+    left = site.ran(model(), in_place())
+
+    def again(_: dict[str, Any]) -> Shareable:
+        from_shareable(left).data["w"][:] = 1e6
+        return left
+
+    assert np.abs(from_shareable(site.ran(model(), again)).data["w"] - 100).max() < NOISE
+    assert site.charged() == 2

@@ -203,6 +203,7 @@ def test_other_arrays_in_a_ledger_are_refused_unless_like_names_them(tmp_path: P
     assert released(tmp_path) == 2
     releaser(tmp_path, like=other)(other)
     assert len({row.run for row in rows(tmp_path)}) == 2
+    assert rows(tmp_path)[-1].run.endswith(", clip 1, 3 rounds, 12 clients")
     assert released(tmp_path) == 3
     with pytest.raises(fv.BudgetExhausted):  # one lifetime all the same
         releaser(tmp_path)(other)

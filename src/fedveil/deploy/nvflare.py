@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _REFERENCE = "fedveil.reference"
 """Private property of a task's context: the model that came with the task, or the task's identifier once it is used."""
-_RELEASED: WeakValueDictionary[int, Shareable] = WeakValueDictionary()
-"""Releases that are on their way out, by their addresses: a second ReleaseFilter behind the first one adds nothing."""
+_RELEASED: WeakValueDictionary[tuple[Any, int], Shareable] = WeakValueDictionary()
+"""Releases on their way out, by task and address: a second ReleaseFilter behind the first one adds nothing."""
 _BESIDE = (
     "what the filter does not see leaves without noise, and no epsilon covers it: results of tasks that it is not configured for "
     "(validate and submit_model of cross-site evaluation), federation events (metrics of SummaryWriter, streamed logs), error "
@@ -149,9 +149,9 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             raise UpdateRefused("a ReleaseFilter is for sites: what the server filters has already left them")
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
             return self._kept(shareable, fl_ctx)
-        if _RELEASED.get(id(shareable)) is shareable:
-            return shareable
         instruction, task = fl_ctx.get_prop(_REFERENCE), fl_ctx.get_prop(FLContextKey.TASK_ID)
+        if _RELEASED.get((task, id(shareable))) is shareable:
+            return shareable
         fl_ctx.set_prop(_REFERENCE, task, private=True, sticky=False)
         if shareable.get_return_code() != ReturnCode.OK:
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)  # as NVFlare answers where the executor raises
@@ -213,7 +213,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             page.write_text(to_markdown(self.statement(job)), encoding="utf-8")
             self.log_info(fl_ctx, f"the first release is charged to {releaser.ledger}; {page.name} states what is promised")
         answer = weights.wrapped(instruction.answered(names, left, full=weights.full)).to_shareable()
-        _RELEASED[id(answer)] = answer
+        _RELEASED[instruction.task, id(answer)] = answer
         return answer
 
     def _releaser(self, site: str, moved: Arrays) -> Releaser:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fedveil.statement.statement_layout import PrintedStatement
 
 PROJECT = "releaser"
-"""Name under which releases are charged, before the digest of their names, types and shapes."""
+"""Project under which releases are charged; their names go on with a digest of the arrays, and the numbers."""
 ITSELF = 0
 """Number under which a client counts itself in its own ledger."""
 AGGREGATE = -1
@@ -206,7 +206,7 @@ class LifetimeReleases:
             UpdateRefused: the ledger holds releases of other arrays, and of none with these names, types and shapes.
         """
         others = [run for run in runs if run.startswith(f"{PROJECT}/")]
-        if others and self._run not in others and _CHOSEN not in self._memory:
+        if others and _CHOSEN not in self._memory and not any(run.startswith(self._arrays) for run in others):
             layout = self._memory.pop(_LAYOUT)
             raise UpdateRefused(
                 f"{self.ledger} holds releases of other arrays than {layout}: give the same names, types and shapes, or, for "
@@ -218,8 +218,13 @@ class LifetimeReleases:
         return ITSELF if self._scope.view is View.SERVER else AGGREGATE
 
     @property
-    def _run(self) -> str:
+    def _arrays(self) -> str:
         return f"{PROJECT}/{self._memory[_LAYOUT].digest}"
+
+    @property
+    def _run(self) -> str:
+        """Return the name of these releases in the ledger, in which releases of other arrays or numbers have another one."""
+        return f"{self._arrays}, clip {self.clip:g}, {self.rounds} rounds, {self.clients} clients"
 
     @property
     def _scope(self) -> Scope:

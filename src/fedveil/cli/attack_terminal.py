@@ -30,7 +30,7 @@ from fedveil.attacks.attack_run import FinishedAttack, attack
 from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.audit_run import audit_config, audit_run
 from fedveil.attacks.replay import Replayed, replay
-from fedveil.cli.command_options import print_table
+from fedveil.cli.command_options import first_line, print_entries
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import load_config
@@ -76,7 +76,7 @@ def attack_with_progress(
 def print_kinds(target: Path) -> None:
     """Print the kinds of attack, where each begins, and how to start one on the target."""
     typer.echo(f"Choose a kind with --kind, such as: fedveil attack {target} --kind dlg\n")
-    print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in ATTACKS.items()])
+    print_entries(ATTACKS, first_line)
     typer.echo("\nSingle uploads are visible in the server view only; gan watches the training of a configuration, not a run.")
 
 

@@ -192,7 +192,6 @@ except fv.ConfigError as refused:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        ({"mehtod.x": "a:b"}, "entry point 'mehtod.x' of more-methods 1.2: its name must be KIND.NAME"),
         ({"method.gone": "nowhere:Gone"}, "nowhere:Gone of more-methods 1.2 cannot be imported: ModuleNotFoundError"),
         ({"method.path": "pathlib:Path"}, "does not register that method: decorate it with fedveil.register"),
     ],
@@ -209,6 +208,36 @@ except fv.ConfigError as refused:
 """
     name = next(iter(points)).partition(".")[2]
     assert message in answer(site, f"NAME = {name!r}\n{program}")
+
+
+def test_one_broken_package_is_named_and_the_others_are_listed(site: Path) -> None:
+    points = {"mehtod.x": "a:b", "method.gone": "nowhere:Gone", "task.gone": "nowhere:Gone", "command.gone": "nowhere:gone"}
+    install(site, "more-methods", points)
+    listed = python(site, "-m", "fedveil", "methods")
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("gone")]
+    assert "cannot be used: method.name = 'gone': nowhere:Gone of more-methods 1.2 cannot be imported" in line
+    assert "A method of somebody else's." in listed.stdout
+    assert "entry point 'mehtod.x' of more-methods 1.2 is not used: its name must be KIND.NAME" in listed.stderr
+    assert listed.stdout.startswith("fedavg ")
+    helped = python(site, "-m", "fedveil", "--help")
+    assert "hello" in helped.stdout
+    assert "Cannot be used" in helped.stdout
+    called = python(site, "-m", "fedveil", "gone")
+    assert called.returncode == 2
+    assert "nowhere:gone of more-methods 1.2 cannot be imported" in called.stderr
+
+
+@pytest.mark.heavy
+def test_a_command_tells_that_an_installed_package_has_changed_since_the_run(site: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert python(site, "-m", "fedveil", "run", "--preset", "theirs/digits", "--out", str(run)).returncode == 0
+    assert "was made with" not in python(site, "-m", "fedveil", "certify", str(run / "config.toml")).stderr
+    method = site / "their_methods" / "method.py"
+    method.write_text(method.read_text().replace("0.5", "0.25"))
+    told = python(site, "-m", "fedveil", "certify", str(run / "config.toml"))
+    assert told.returncode == 0
+    assert f"{run} was made with their-methods 1.2, whose their_methods.method had other code" in told.stderr
+    assert told.stderr.count("was made with") == 1
 
 
 def test_fedveil_works_without_the_papers_and_the_deployment(tmp_path: Path) -> None:

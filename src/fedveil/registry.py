@@ -53,22 +53,23 @@ def built_in(kind: str) -> Mapping[str, str]:
 
 @cache
 def _points() -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=_GROUP))
+    points = tuple(entry_points(group=_GROUP))
+    for point in points:
+        kind, _, name = point.name.partition(".")
+        if kind not in _KINDS or not name:
+            kinds = ", ".join(_KINDS)
+            _log.warning(
+                "entry point %r of %s is not used: its name must be KIND.NAME, with a KIND of %s", point.name, owner(point), kinds
+            )
+    return points
 
 
 def installed(kind: str) -> dict[str, list[EntryPoint]]:
-    """Return the entries of other distributions of a kind, by name; nothing is imported.
-
-    Raises:
-        ConfigError: the name of an entry point has no known kind.
-    """
+    """Return the entries of other distributions of a kind, by name; nothing is imported."""
     found: dict[str, list[EntryPoint]] = {}
     for point in _points():
         name = point.name.partition(".")
-        if name[0] not in _KINDS or not name[2]:
-            kinds = ", ".join(_KINDS)
-            raise ConfigError(f"entry point {point.name!r} of {owner(point)}: its name must be KIND.NAME, with a KIND of {kinds}")
-        if name[0] == kind:
+        if name[0] == kind and name[2]:
             found.setdefault(name[2], []).append(point)
     for point in entry_points(group=_OLD_TRACKERS) if kind == "tracker" else ():
         if point.dist is None or point.dist.name != "fedveil":
@@ -169,6 +170,14 @@ class Registry(MutableMapping[str, Kind]):
             raise ConfigError(f"{what} does not register that {self.what}: decorate it with fedveil.register")
         self._entries.setdefault(name, found)
         return self[name]
+
+    def tried(self) -> Iterator[tuple[str, Kind | ConfigError]]:
+        """Yield each name with its entry, or with the error if the distribution that registers it cannot be used."""
+        for name in self:
+            try:
+                yield name, self[name]
+            except ConfigError as error:
+                yield name, error
 
     def ready(self, name: str) -> bool:
         """Return whether looking a name up imports no code of another distribution."""

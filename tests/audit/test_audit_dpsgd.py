@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.subsampled import one_step_delta
@@ -24,10 +26,12 @@ from fedveil.audit.dp_sgd_audit import (
     simulated_scores,
 )
 from fedveil.audit.two_world import Rates, audit_sampled, choose_cut, curve_of, draw, largest_noise, rates
+from fedveil.cli.app import app
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.public_setting import calibrated_setting
+from fedveil.experiment.run_directory import write_config
 from fedveil.gradients.gradient_blocks import rows
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
@@ -111,6 +115,24 @@ def test_no_proven_number_is_exceeded(
     assert len(audits) == 2
     assert all(audit.epsilon <= statement.proven.epsilon for audit in audits)
     assert not statement.contradictions()
+
+
+def test_an_audit_tells_its_steps_and_how_many_runs_are_begun() -> None:
+    told: list[tuple[int, int, str]] = []
+    audit_config(config(64, 2, rounds=2), n=12, on_step=lambda done, total, what: told.append((done, total, what)))
+    runs = [
+        done for done, total, what in told if what == "step 1 of 2, 2 rounds of DP-SGD, one example" and total == 2 * (12 + 20)
+    ]
+    assert runs == list(range(64))
+    assert told[-1][2].startswith("step 2 of 2")
+
+
+def test_a_log_of_an_audit_has_a_line_for_each_step(tmp_path: Path) -> None:
+    write_config(tmp_path / "small.toml", config(64, 2, rounds=2).model_dump(mode="json"))
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "small.toml"), "--n", "12"])
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.stderr.splitlines() if line.startswith("auditing: ")]
+    assert [line[:22] for line in lines][:: len(lines) - 1] == ["auditing: step 1 of 2,", "auditing: step 2 of 2,"]
 
 
 def test_half_the_noise_is_refuted_at_rate_one() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subjec
 from fedveil.audit.canaries import run_with_canaries
 from fedveil.audit.low_bits import audit_released_bits
 from fedveil.audit.single_upload import single_upload
+from fedveil.audit.subject import Subject
 from fedveil.audit.training_audit import audit_last_model, pairs, training_subject
 from fedveil.audit.two_world import Repeats, Run, many_runs, many_sampled_runs
 from fedveil.errors import ConfigError
@@ -39,9 +40,14 @@ if TYPE_CHECKING:
     from fedveil.statement.statement import Statement
 
 
-def audit_canaries(
-    experiment: Experiment, prepared: Prepared, canaries: int, on_step: Callable[[str], None] | None = None
-) -> list[Audit]:
+Result = TypeVar("Result")
+InWorld = Callable[[int, np.random.Generator], Result]
+"""A run or a release in world 0 or 1."""
+Step = Callable[[int, int, str], None]
+"""Called with the releases or runs of a step that are done, their number or 0 if the step is one piece, and its description."""
+
+
+def audit_canaries(experiment: Experiment, prepared: Prepared, canaries: int, on_step: Step | None = None) -> list[Audit]:
     """Train the experiment once with canary clients, and estimate epsilon in the final and the aggregate view.
 
     Args:
@@ -59,7 +65,7 @@ def audit_canaries(
 
     def on_round(round: int) -> None:
         if on_step is not None:
-            on_step(f"{canaries} canary clients, round {round} of {rounds}")
+            on_step(round, rounds, f"{canaries} canary clients, rounds")
 
     return run_with_canaries(job, make, canaries, np.random.default_rng(experiment.seed), on_round).audits(delta)
 
@@ -72,8 +78,6 @@ _PRIVATE_ROUNDS = 5
 _EXAMPLE_DIMENSION, _CANARIES = 60, 1000
 """Dimensions in audits of DP-SGD: of runs with and without one example, and of one run with a canary for each coordinate."""
 _LAST_MODEL_DIMENSION = 40
-
-Step = Callable[[str], None]
 
 
 @process_state()
@@ -112,7 +116,7 @@ def audit_setting(
 
     Args:
         n: tested releases or runs per world. confidence: joint confidence of all bounds, in [0.5, 1). seed: of inputs and noise.
-        on_step: callback before each attack, with its description.
+        on_step: called as each attack begins and goes on (see `Step`).
 
     Raises:
         ConfigError: n or confidence is out of range, the method promises nothing by construction, or the clients run DP-SGD and
@@ -123,14 +127,14 @@ def audit_setting(
     if isinstance(method, Defence):
         raise ConfigError(f"{method.name} promises nothing, so there is no epsilon to test: attack it (fedveil attack --kind ig)")
     case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
-    on_step = on_step or (lambda what: None)
+    on_step = on_step or (lambda done, total, what: None)
     plan = first_plan(case)
     if not isinstance(plan, Plan):
         return _in_training(case, rng, n, alpha, on_step)
     if isinstance(plan, LocalDpSgd):
         return _dp_sgd(method, setting, rng, n, alpha, on_step)
     if setting.scope.view is View.FINAL:
-        on_step(f"the last model of {setting.rounds} rounds")
+        on_step(0, 0, f"the last model of {setting.rounds} rounds")
         small = Case.of(method, setting, dimension=_LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     cases = [case, *_claimed_sum(case)]
@@ -140,7 +144,7 @@ def audit_setting(
 
 @dataclass
 class _Steps:
-    """Steps of an audit, which are told by their number among all."""
+    """Steps of an audit, told by their numbers."""
 
     on_step: Step
     steps: int
@@ -151,17 +155,23 @@ class _Steps:
         """Tell that the next step begins."""
         self.begun += 1
         self.name = f"step {self.begun} of {self.steps}, {what}"
-        self.on_step(self.name)
+        self.on_step(0, 0, self.name)
 
-    def counted(self, run: Run, repeats: Repeats) -> Run:
-        """Return the run, which then tells its number among those of both worlds."""
-        numbers, total = count(1), 2 * (repeats.n + repeats.pilot)
+    def counted(
+        self, run: Callable[[int, np.random.Generator], Result], total: int
+    ) -> Callable[[int, np.random.Generator], Result]:
+        """Return the run or release, which then tells how many of the total were begun."""
+        numbers = count()
 
-        def counted_run(world: int, rng: np.random.Generator, /) -> float:
-            self.on_step(f"{self.name}, run {next(numbers)} of {total}")
+        def counted_run(world: int, rng: np.random.Generator, /) -> Result:
+            self.on_step(min(next(numbers), total), total, self.name)
             return run(world, rng)
 
         return counted_run
+
+    def counted_subject(self, subject: Subject, total: int) -> Subject:
+        """Return the subject, whose releases are counted."""
+        return replace(subject, mechanism=self.counted(subject.mechanism, total))
 
 
 def _claimed_sum(case: Case) -> list[Case]:
@@ -182,14 +192,16 @@ def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, ste
     steps.begin(f"the bits of {what}")
     bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
     steps.begin(what)
-    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
+    pilot = max(n // 2, 20)
+    subject = steps.counted_subject(release_subject(case, rng), 2 * (n + pilot))
+    one = single_upload(subject, rng, n=n, pilot=pilot, delta=delta, alpha=share).headline
     bounds = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
     if math.isinf(one.epsilon) or not bounded:
         return bounds
     rounds = min(case.setting.participations, ROUNDS)
     steps.begin(f"{rounds} rounds{', summed' if case.summed else ''}")
     repeats = Repeats.of(n, delta, share)
-    return [*bounds, _whole_run(case, rounds, rng, repeats, steps.counted(run_score(case, rounds), repeats))]
+    return [*bounds, _whole_run(case, rounds, rng, repeats, steps.counted(run_score(case, rounds), repeats.total))]
 
 
 def _whole_run(case: Case, rounds: int, rng: np.random.Generator, repeats: Repeats, run: Run) -> Audit:
@@ -210,7 +222,7 @@ def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, 
         dp_sgd_audit.DpSgdClient(Case.of(method, setting, dimension=d), rounds) for d in (_EXAMPLE_DIMENSION, _CANARIES)
     )
     steps.begin(f"{rounds} rounds of DP-SGD, one example")
-    bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
+    bounds = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2, counted=steps.counted)]
     if small.step.noise_multiplier:
         steps.begin(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
         bounds.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
@@ -226,9 +238,9 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     steps = _Steps(on_step, len(attacks))
     for neighbours, peers in attacks:
         steps.begin(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
-        subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
-        share = alpha / len(attacks)
-        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
+        share, pilot = alpha / len(attacks), max(n // 4, 20)
+        subject = steps.counted_subject(training_subject(case, neighbours, rng, rounds=rounds, peers=peers), 2 * (n + pilot))
+        one = single_upload(subject, rng, n=n, pilot=pilot, delta=case.setting.delta, alpha=share).headline
         bounds.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
     return bounds
 

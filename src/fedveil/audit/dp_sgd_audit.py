@@ -30,7 +30,7 @@ from fedveil.audit.canaries import (
     symmetric_grid,
 )
 from fedveil.audit.subject import Floats, check_level
-from fedveil.audit.two_world import Repeats, many_runs, many_sampled_runs
+from fedveil.audit.two_world import Repeats, Run, many_runs, many_sampled_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.gradients.gradient_blocks import Block, Dense
@@ -163,17 +163,26 @@ def run_score(client: DpSgdClient, bystanders: int = 3) -> Callable[[int, np.ran
 
 
 def audit_two_worlds(
-    client: DpSgdClient, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
+    client: DpSgdClient,
+    rng: np.random.Generator,
+    *,
+    n: int = 1000,
+    delta: float = 1e-5,
+    alpha: float = 0.05,
+    counted: Callable[[Run, int], Run] = lambda run, total: run,
 ) -> Audit:
     """Distinguish two neighbouring data sets of one client in n runs each.
 
     The bound uses the Gaussian curve at rate 1. It uses the accountant's own curve if every round is one sampled step with the
     same rate and noise, because the release is then exactly what was charged. Otherwise it uses Clopper-Pearson: if steps are
     hidden in a sum, or if rounds differ.
+
+    Args:
+        counted: returns the given run, which may tell its progress among the given number of runs.
     """
     check_level(alpha)
-    run, scope, step = run_score(client), client.case.scope, client.step
-    repeats = Repeats.of(n, delta, alpha)
+    scope, step, repeats = client.case.scope, client.step, Repeats.of(n, delta, alpha)
+    run = counted(run_score(client), repeats.total)
     note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
     equal_rounds = step.noise_multiplier > 0 and client.alike()
     if equal_rounds and step.rate < 1 and step.steps == 1:

@@ -181,6 +181,11 @@ class Repeats:
         """Return repeats with a quarter as many pilot runs, and at least 20."""
         return cls(n, max(n // 4, 20), delta, alpha)
 
+    @property
+    def total(self) -> int:
+        """The number of runs in both worlds."""
+        return 2 * (self.n + self.pilot)
+
     def pilots(self, run: Run, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Return the scores that choose the threshold, in each world."""
         return draw(run, 0, self.pilot, rng), draw(run, 1, self.pilot, rng)

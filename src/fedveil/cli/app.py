@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TextIO, cast
 
 import typer
@@ -83,6 +83,16 @@ COMMANDS: Registry[Any] = Registry("command", "command", {})
 """Functions, and `typer.Typer`s of several commands, that papers, the deployment and other distributions register."""
 
 
+def _unusable(error: ConfigError) -> Callable[[], None]:
+    """Return a command of a distribution that cannot be imported: it is listed with the others, and fails alone."""
+
+    def command() -> None:
+        raise error
+
+    command.__doc__ = f"Cannot be used: {one_line(str(error))}"
+    return command
+
+
 class _Commands(TyperGroup):
     """Group of all commands; for an unknown one the nearest names are listed once, where typer and click would each list them."""
 
@@ -92,7 +102,10 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is None and cmd_name in COMMANDS:
-            found = COMMANDS[cmd_name]
+            try:
+                found = COMMANDS[cmd_name]
+            except ConfigError as error:
+                found = _unusable(error)
             if not isinstance(found, typer.Typer):
                 single = typer.Typer(pretty_exceptions_enable=False)
                 single.command(cmd_name, cls=Command)(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import typer
@@ -23,12 +24,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fedveil.accounting.types import count
 from fedveil.attacks.attack_options import AttackOptions
 from fedveil.attacks.attack_run import FinishedAttack, attack
 from fedveil.attacks.attack_table import ATTACKS
 from fedveil.attacks.audit_run import audit_config, audit_run
 from fedveil.attacks.replay import Replayed, replay
-from fedveil.cli.command_options import print_table
+from fedveil.cli.command_options import first_line, print_entries
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import load_config
@@ -74,7 +76,7 @@ def attack_with_progress(
 def print_kinds(target: Path) -> None:
     """Print the kinds of attack, where each begins, and how to start one on the target."""
     typer.echo(f"Choose a kind with --kind, such as: fedveil attack {target} --kind dlg\n")
-    print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in ATTACKS.items()])
+    print_entries(ATTACKS, first_line)
     typer.echo("\nSingle uploads are visible in the server view only; gan watches the training of a configuration, not a run.")
 
 
@@ -102,16 +104,42 @@ def audit_with_progress(
     """
     if target.is_dir() and overrides:
         raise ConfigError("--set does not go with a run directory: a run is audited as it was configured")
-    columns = SpinnerColumn(), TextColumn("auditing: {task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        task = progress.add_task("preparing", total=None)
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("auditing: {task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=quiet, speed_estimate_period=_WHOLE_STEP) as progress:
+        bar = progress.add_task("preparing", total=None)
+        step, told = [""], [0.0]
 
-        def on_step(what: str) -> None:
-            progress.update(task, description=what)
+        def on_step(done: int, total: int, what: str) -> None:
+            now = time.monotonic()
+            if what != step[0]:
+                progress.reset(bar, total=total or None, description=what)
+                step[0] = what
+            elif now - told[0] < (_REDRAWN if console.is_terminal else _REPORTED):
+                return
+            told[0] = now
+            progress.update(bar, completed=done, total=total or None, description=what)
+            if not (console.is_terminal or quiet):
+                console.print(f"auditing: {what}{_remaining(progress.tasks[bar])}", highlight=False, soft_wrap=True)
 
         if target.is_dir():
             return audit_run(target, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
         return audit_config(load_config(target, overrides), n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+
+
+_WHOLE_STEP = 86400.0
+"""Seconds over which the speed of a step is estimated."""
+_REDRAWN, _REPORTED = 0.1, 15.0
+"""Seconds between two reports of the same step: in a terminal, and as lines of a log."""
+
+
+def _remaining(task: Task) -> str:
+    """Return what is done of a step, and the time that is left, for a line of a log."""
+    if not (task.total and task.completed):
+        return ""
+    seconds = task.elapsed or 0.0
+    left = seconds * (task.total - task.completed) / task.completed
+    return f": {count(int(task.completed))} of {count(int(task.total))}, {timedelta(seconds=round(left))} left in this step"
 
 
 def replay_with_progress(config: Config, rounds: int, engine: str, *, quiet: bool = False) -> Replayed:

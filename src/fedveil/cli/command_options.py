@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 from typer.models import OptionInfo
 
+from fedveil.errors import ConfigError, one_line
 from fedveil.experiment.given_paths import (
     require_configuration,
     require_exists,
@@ -24,6 +25,7 @@ from fedveil.experiment.presets import chosen, names, path_of
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
+    from fedveil.registry import Registry
 
 
 def method_names(incomplete: str) -> list[str]:
@@ -239,6 +241,19 @@ def print_next(commands: Mapping[str, str]) -> None:
     typer.echo("\nNext:")
     for command, purpose in commands.items():
         typer.echo(f"  {command:<{width}}  {purpose}")
+
+
+def print_entries(registry: Registry[Any], text: Callable[[Any], str]) -> None:
+    """Print the names of a registry, each with its text, or with why it cannot be used."""
+    print_table([
+        (name, f"cannot be used: {one_line(str(entry))}" if isinstance(entry, ConfigError) else text(entry))
+        for name, entry in registry.tried()
+    ])  # fmt: skip
+
+
+def first_line(kind: Any) -> str:
+    """Return the first line of an object's documentation."""
+    return (kind.__doc__ or "").split("\n")[0]
 
 
 def print_table(rows: list[tuple[str, str]]) -> None:

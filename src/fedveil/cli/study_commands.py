@@ -22,7 +22,7 @@ from fedveil.cli.command_options import (
     names_plugins,
     print_json,
 )
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.experiment.given_paths import require_grid, require_output_folder
 from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.registry import Registry
@@ -145,17 +145,32 @@ def reproduce(
     labels = _labels_by_axis(only or [])
     from fedveil.cli.study_terminal import listed, reproduce_with_progress
     from fedveil.studies.reproduce.recipe_list import recipes_of
-    from fedveil.studies.reproduce.reproduction import ReproductionSpec
+    from fedveil.studies.reproduce.reproduction import ReproductionSpec, chosen_rows
 
     if recipe is None:
         print_json(listed(data_dir))
         return
+    specs = [ReproductionSpec(name, scale, seeds, data_dir, overrides or [], labels, against) for name in recipes_of(recipe)]
+    for spec in specs:  # a label that one of them lacks is refused before the first one is run
+        try:
+            chosen_rows(spec)
+        except ConfigError as error:
+            raise ConfigError(f"{spec.recipe}: {error}") from error
     done: list[Any] = []
-    for name in recipes_of(recipe):
-        spec = ReproductionSpec(name, scale, seeds, data_dir, overrides or [], labels, against)
-        done.append(reproduce_with_progress(spec, out, jobs, as_json))
+    lacking: list[str] = []
+    for spec in specs:
+        try:
+            done.append(reproduce_with_progress(spec, out, jobs, as_json))
+        except DataError as problem:
+            if len(specs) == 1:
+                raise
+            lacking.append(str(spec.recipe))
+            typer.echo(f"{spec.recipe} is not run: {problem}", err=True)
     if as_json:
-        print_json(done[0] if len(done) == 1 else done)
+        print_json(done[0] if len(specs) == 1 else done)
+    if lacking:
+        typer.echo(f"{len(done)} of {len(specs)} recipes are run. These lack their data: {', '.join(lacking)}", err=True)
+        raise typer.Exit(1)
 
 
 @commands.command(epilog="Example: fedveil tune my.toml --on digits --try method.clip=[0.5,1,2]")

@@ -13,8 +13,10 @@ from fedveil.cli.command_options import (
     RunPath,
     TrustPlugins,
     checked,
+    first_line,
     flag,
     method_names,
+    print_entries,
     print_json,
     print_table,
     require_picture,
@@ -57,7 +59,7 @@ def methods(
     from fedveil.methods.method_registry import METHODS, description
 
     if name is None:
-        print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
+        print_entries(METHODS, first_line)
         return
     typer.echo(description(name))
     if names(name):
@@ -70,7 +72,7 @@ def models() -> None:
     """List the available networks."""
     from fedveil.models.model_registry import MODELS
 
-    print_table([(name, entry.summary) for name, entry in MODELS.items()])
+    print_entries(MODELS, lambda entry: str(entry.summary))
 
 
 @commands.command(epilog="Example: fedveil tasks")
@@ -78,7 +80,7 @@ def tasks() -> None:
     """List what can be learned."""
     from fedveil.tasks.task_registry import TASKS
 
-    print_table([(name, (kind.__doc__ or "").split("\n")[0].rstrip(":")) for name, kind in TASKS.items()])
+    print_entries(TASKS, lambda kind: first_line(kind).rstrip(":"))
 
 
 @commands.command(epilog="Example: fedveil explain zero-out")

@@ -7,6 +7,7 @@ run, and a user who trusts it has read the code. It covers the plugin's own file
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,9 @@ from fedveil.experiment.config import Config, parse, toml_values
 from fedveil.experiment.given_paths import is_run, require_configuration, require_run
 from fedveil.experiment.model_section import WHOLE, network_of
 from fedveil.experiment.plugins import digests, load_plugins, module_of
+from fedveil.registry import owner
+
+_log = logging.getLogger(__name__)
 
 
 def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str = "run.plugins") -> None:
@@ -78,12 +82,24 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugin
     overridden = {item.partition("=")[0].strip() for item in overrides}
     if config.run.plugins and is_run(folder) and not overridden & {"run", "run.plugins"}:
         check_plugins(config.run.plugins, folder, trusted=trust_plugins)
+    if config.installed and is_run(folder) and not overrides:
+        _warn_of_other_code(config, folder)
     if config.data.code and is_run(folder) and not overridden & {"data", "data.features"}:
         check_plugins(config.data.code, folder, trusted=trust_plugins, key="data.features")
     if config.model.code and is_run(folder) and not overridden & {"model", "model.name"}:
         admit = partial(check_plugins, config.model.code, folder, trusted=trust_plugins, key="model.name")
         config = config.model_copy(update={"model": replace(config.model, admit=admit)})
     return config if model is None else with_model(config, model)
+
+
+def _warn_of_other_code(config: Config, run: Path) -> None:
+    """Warn if an installed distribution has another version or other code than when the run was made."""
+    recorded, now = _recorded(run), digests([point.module for point in config.installed])
+    for point in config.installed:
+        if not _same(point.module, recorded, now):
+            name = "" if point.dist is None else point.dist.name
+            before = f"{name} {recorded.get(f'distribution {name}', 'of an unknown version')}"
+            _log.warning("%s was made with %s, whose %s had other code than %s here", run, before, point.module, owner(point))
 
 
 def with_model(config: Config, model: object) -> Config:

@@ -156,6 +156,19 @@ class ReproductionSpec:
             raise ConfigError(f"--against {self.against}: tests are over seeds, of which there is one; give --seeds 2 or more")
 
 
+def chosen_rows(spec: ReproductionSpec) -> tuple[Recipe, list[RecipeRow]]:
+    """Return the recipe and its chosen rows; nothing is run.
+
+    Raises:
+        ConfigError: the recipe, an axis or a label is unknown.
+    """
+    recipe = load_recipe(spec.recipe)
+    check_only(recipe, spec.only)
+    chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale, spec.only)]
+    check_against(recipe, chosen, spec.against)
+    return recipe, chosen
+
+
 def reproduce(
     spec: ReproductionSpec,
     out: str | Path = "reproduced",
@@ -171,10 +184,7 @@ def reproduce(
     Raises:
         ConfigError: a row is invalid, or an axis or a label is unknown. DataError: the data of all rows are missing.
     """
-    recipe, root, listener = load_recipe(spec.recipe), Path(out), listener or RecipeListener()
-    check_only(recipe, spec.only)
-    chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale, spec.only)]
-    check_against(recipe, chosen, spec.against)
+    (recipe, chosen), root, listener = chosen_rows(spec), Path(out), listener or RecipeListener()
     todo = {
         (i, seed): job_of(recipe, row, spec.scale, seed=seed, data_dir=spec.data_dir, overrides=spec.overrides)
         for i, row in enumerate(chosen)

@@ -95,7 +95,9 @@ def test_single_upload_of_a_clean_mechanism(repeats: int) -> None:
     found = [single_upload(subject, np.random.default_rng(seed), n=100, pilot=50) for seed in range(repeats)]
     assert not any(result.structure.leak for result in found)
     for test in range(3):
-        assert sum(result.tests[test].epsilon > 2 for result in found) <= (allowed_at_exact_level(repeats) if test == 2 else allowed(repeats))
+        assert sum(result.tests[test].epsilon > 2 for result in found) <= (
+            allowed_at_exact_level(repeats) if test == 2 else allowed(repeats)
+        )
 
 
 @pytest.mark.parametrize("adjacency", [Adjacency.REPLACE_ONE, pytest.param(Adjacency.ZERO_OUT, marks=pytest.mark.slow)])

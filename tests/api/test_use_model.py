@@ -191,6 +191,7 @@ WITHOUT_ONNX = [name for name in ("onnx", "onnxscript", "onnxruntime") if import
 
 
 @pytest.mark.skipif(bool(WITHOUT_ONNX), reason=f"not installed: {', '.join(WITHOUT_ONNX)}")
+@pytest.mark.few(2)
 @pytest.mark.parametrize("task", ["classification", "binary", "multi-label", "regression", "hazards"])
 def test_onnx_gives_the_same_numbers(task: str, tmp_path: Path) -> None:
     import onnxruntime

@@ -93,7 +93,7 @@ def test_every_method_is_replayed() -> None:
     assert {name for name, _, _ in PROVEN} == set(METHODS) - DEFENCES - {"scaffold"}, "which adds no noise"
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("name", "training", "privacy", "view"),
     [

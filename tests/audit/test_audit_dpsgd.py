@@ -96,6 +96,7 @@ def test_log_likelihood_ratio_of_hidden_participation_by_hand() -> None:
     assert opposite.ratio(x) == pytest.approx(sum(math.log(density(v, 1.0) / density(v, -1.0)) for v in x))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("usual", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["one view", "the other"])
 @pytest.mark.parametrize(
     ("batch", "steps", "name", "adjacency", "views"),

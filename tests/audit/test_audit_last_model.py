@@ -84,6 +84,7 @@ def test_theorem_3a_is_refuted_by_the_real_runs() -> None:
     assert [(c.number, c.label) for c in statement.contradictions()] == [("claimed", "REFUTED")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "ladp-fl", "noisy-fedavg"])
 def test_no_proven_number_is_exceeded(name: str) -> None:
     statement = audit_config(proven(name), n=40)

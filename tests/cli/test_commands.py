@@ -148,6 +148,7 @@ def test_attack_without_a_kind_lists_the_kinds(
     assert "fedveil attack my.toml --kind" in text
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

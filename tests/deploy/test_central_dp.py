@@ -140,6 +140,7 @@ class Watching(FedAvg):
         return super().aggregate_train(server_round, self.shown[-1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("rate", "broken"), [(1.0, 0), (1.0, 8), (0.125, 0), (0.5, 3)])
 def test_a_strategy_sees_one_reply_whoever_took_part(
     rate: float, broken: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -365,6 +366,7 @@ def by_round(first: Any, later: Any, begin: int = 2) -> Any:
     return train
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("later", [prefixed, adapters, in_two_records, of_another_shape])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_a_run_whose_replies_fit_no_more_ends_before_the_next_charge(

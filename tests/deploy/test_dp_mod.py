@@ -353,6 +353,7 @@ INTEGERS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedAvgM, FedProx, FedMedian])
 def test_integers_come_back_as_they_came_in_every_round(strategy: Any, listed: bool, tmp_path: Path) -> None:

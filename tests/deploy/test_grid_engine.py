@@ -64,7 +64,7 @@ def unnamed(folder: Path) -> list[Any]:
     return [row if row.client < 0 else replace(row, note=row.note.partition("released")[0].removesuffix("; ")) for row in rows]
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_messages_equal_inline_to_the_bit(name: str, tmp_path: Path) -> None:
     reference_job = job(RUNS[name], tmp_path / "inline")
@@ -160,7 +160,7 @@ def without(clients: Clients, absent: int) -> Clients:
     return Clients.of(clients.x.numpy(), clients.y.numpy(), parts)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_the_length_of_an_answer_is_that_of_a_client_that_has_nothing(name: str, tmp_path: Path) -> None:
     """Whoever sees the lengths of encrypted records tells neighbouring data apart by no byte of them."""
@@ -169,7 +169,7 @@ def test_the_length_of_an_answer_is_that_of_a_client_that_has_nothing(name: str,
     assert any(client == 2 for _, client in with_it)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bits", GRIDS)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_so_it_is_on_any_grid(bits: int | None, view: str, tmp_path: Path) -> None:
@@ -335,6 +335,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_hostile_client_is_left_out_and_the_model_is_as_without_it(view: str, tmp_path: Path) -> None:
     """It tries something else in each round."""

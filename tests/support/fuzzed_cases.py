@@ -60,7 +60,8 @@ class Ended:
         if self.status not in ALLOWED:
             return f"status {self.status}: {self.err}"
         cannot_tell = not lines and bool(self.out) and self.command == "verify"
-        if self.status == 2 and not cannot_tell and not (len(lines) == 1 and lines[0].startswith("fedveil: ")):
+        usage = self.err.startswith("Usage: fedveil ")
+        if self.status == 2 and not (usage or cannot_tell) and not (len(lines) == 1 and lines[0].startswith("fedveil: ")):
             return f"status 2 with {len(lines)} lines: {self.err[:2000]}"
         if len(self.err) > 4 * LONG:
             return f"an error of {len(self.err)} characters"

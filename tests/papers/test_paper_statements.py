@@ -16,8 +16,10 @@ from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config_files import load_config
 from fedveil.experiment.presets import presets
 from fedveil.papers.fedglp_adp import claim as fedglp
+from fedveil.studies.reproduce.recipe import rows
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_list import recipe_names
+from kept_rows import KEPT, kept
 
 ROOT = Path(__file__).parents[2]
 KINDS = {"Eq": "Eq", "Fig": "Fig", "Theorem": "Theorem", "Lemma": "Lemma", "Corollary": "Corollary", "Corollarie": "Corollary"}
@@ -165,7 +167,6 @@ def test_fedanc_targets_are_what_equation_10_gives_for_its_controller() -> None:
     from fedveil.data.catalogue import info
     from fedveil.models.model_registry import build
     from fedveil.papers.fedanc.method import claimed_epsilon
-    from fedveil.studies.reproduce.recipe import rows
     from fedveil.studies.reproduce.recipe_files import SCALES, job_of
 
     recipe, data = load_recipe("fedanc/fig-6"), info("harbox")
@@ -174,3 +175,33 @@ def test_fedanc_targets_are_what_equation_10_gives_for_its_controller() -> None:
         config = job_of(recipe, row, scale).config
         weights = sum(p.numel() for p in build("cnn-lstm", data.input_shape, data.classes, 0).parameters())
         assert config.privacy.epsilon == pytest.approx(claimed_epsilon(0.5, 0.5, weights, 1e-5), rel=0.05)
+
+
+def test_rate_rows_of_ladp_are_those_of_the_kept_runs() -> None:
+    """Tables II and III: LaDP-FL's gain over each baseline, the paper's by its numbers and ours by the kept runs."""
+    page, every = text_of("ladp-fl"), {"table-2": [], "table-3": []}
+    baselines = ("Full DP", "Time-Varying DP", "Sensitive DP", "DPA LDP", "AdapLDP")
+    for place, name in enumerate(baselines, 1):
+        shown = []
+        for table, column in (("table-2", "accuracy (%)"), ("table-3", "noise scale")):
+            published = load_recipe(f"ladp-fl/{table}").published[0]
+            for epsilon, row in (("0.2", published[0]), ("0.5", published[3])):
+                (own,), (other,) = (
+                    kept(f"ladp-fl/{table}", column, method, epsilon, "ResNet-18, CIFAR-10") for method in ("LaDP-FL", name)
+                )
+                rates = [100 * (a / b - 1 if table == "table-2" else 1 - a / b) for a, b in ((row[0], row[place]), (own, other))]
+                every[table].append(rates[1])
+                shown.append(" / ".join(f"{rate:.1f}" for rate in rates))
+        assert f"| {name} | {' | '.join(shown)} |" in page
+    means = [math.fsum(rates) / len(rates) for rates in every.values()]
+    assert f"{means[0]:.1f} % more accuracy, all of it chance, and {means[1]:.0f} %" in " ".join(page.split())
+
+
+def test_long_tables_say_how_many_rows_they_have_and_which_are_kept() -> None:
+    section = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8").split("## Tables that take more than four hours\n")[1]
+    listed = re.findall(r"^\| `([\w/-]+)` \| (\d+) \| [\d,]+ \| (\d+) \| \S", section, flags=re.M)
+    assert len(listed) > 30
+    for name, total, have in listed:
+        assert int(total) == sum(not row.missing for row in rows(load_recipe(name))), name
+        kept_rows = KEPT.get(name, {}).get("paper", {}).get("rows", [])
+        assert int(have) == len({tuple(row["labels"].values()) for row in kept_rows}), name

@@ -102,3 +102,48 @@ def test_refused() -> None:
     recipe = load_recipe("aldp-fl/table-4")
     with pytest.raises(ConfigError, match="not of fedavg"):
         of_worst_privacy(job_of(recipe, rows(recipe)[0], "paper").config, None, NOWHERE)
+
+
+def of_table_1(label: str, **options: Any) -> dict[str, list[float]]:
+    found = of_worst_privacy(row(1, label).config, None, NOWHERE, **options)
+    return {name: [value for _, value in series] for name, series in found.items()}
+
+
+def test_the_minimum_is_what_cauchy_schwarz_leaves_of_equation_13() -> None:
+    """H_0 by its last equation, round by round; at constant rates it is the square of Theorem 3 (a)."""
+    label = "Noisy-FedAvg, stage-wise"
+    found = of_table_1(label, rounds=[40])
+    rhos = [(1 + MU * L / (t + 1)) ** K for t in range(40)]
+    weights = [math.prod(rhos[t + 1 :]) for t in range(40)]
+    gammas = [2 * MU * V * K / (M * (t + 1)) for t in range(40)]
+    least = sum(w * g for w, g in zip(weights, gammas, strict=True)) ** 2 / sum(w * w for w in weights)
+    assert found["minimum_mu"] == pytest.approx([math.sqrt(M * least) / SIGMA])
+    assert found["linear_mu"][0] < found["minimum_mu"][0] < found["claimed_mu"][0]
+    constant = of_table_1("Noisy-FedAvg, constant", rounds=[40])
+    assert constant["minimum_mu"] == pytest.approx(constant["claimed_mu"])
+
+
+def test_claims_over_k_grow_as_linear_losses_do_but_for_iterative_rates_and_the_proximal_term() -> None:
+    for label, grows in {"constant": 100, "stage-wise": 100, "iteratively": 1}.items():
+        few, many = of_table_1(f"Noisy-FedAvg, {label}", steps=[50, 5000])["claimed_mu_by_steps"]
+        assert many / few == pytest.approx(grows, rel=0.02)
+    prox = of_table_1("Noisy-FedProx, alpha = 20", steps=[50, 5000])
+    assert prox["claimed_mu_by_steps"][0] == prox["claimed_mu_by_steps"][1]
+    assert prox["linear_mu_by_steps"][0] == pytest.approx(prox["linear_mu_by_steps"][1], rel=1e-4)
+
+
+def test_orders_of_table_3_and_its_renyi_column() -> None:
+    """Lemma 4: mu of Gaussian DP is epsilon = mu^2 of Renyi DP at order 2; orders of sqrt(T), T and none."""
+    recipe = load_recipe("noisy-fedavg/growth")
+    found = {}
+    for one in rows(recipe):
+        job = job_of(recipe, one, "paper")
+        found[one.labels[0]] = of_worst_privacy(job.config, None, NOWHERE, **job.options)["growth"][0][1]
+    assert found["Cheng et al. (2022)"] == found["Hu et al. (2023)"] == found["Fukami et al. (2024)"] == pytest.approx(10)
+    assert found["Shi et al. (2021)"] == found["Zhang & Tang (2022)"] == pytest.approx(100)
+    assert found["Bastianello et al. (2024)"] == pytest.approx(1)
+    assert found["this paper, stage-wise rates"] == pytest.approx(math.sqrt((2 - 1e-4) / (2 - 1e-2)))
+    stage = of_table_1("Noisy-FedAvg, stage-wise", rounds=[100])
+    assert stage["claimed_rdp"] == pytest.approx([stage["claimed_mu"][0] ** 2])
+    with pytest.raises(ConfigError, match=r"measure\.analysis"):
+        of_table_1("Noisy-FedAvg, stage-wise", analysis="weii")

@@ -21,7 +21,7 @@ from fedveil.studies.reproduce.recipe_list import recipe_names
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],
     "fedglp-adp": ["uplink", *(f"table-{i}" for i in range(1, 7)), "fig-2", "fig-3"],
-    "noisy-fedavg": [*(f"table-{i}" for i in (*range(1, 6), *range(7, 17))), "fig-2"],
+    "noisy-fedavg": ["growth", *(f"table-{i}" for i in (*range(1, 6), *range(7, 17))), "fig-2"],
     "fedanc": ["table-1", "fig-3", "fig-4", "fig-5", "fig-6", "fig-7"],
     "aldp-fl": ["table-3", "table-4", "table-5", "fig-5", "fig-6", "fig-7"],
 }

@@ -42,7 +42,8 @@ class ALDPFL(TwoVariants):
             view they are norms of a mean), so with a headroom of 1 clips could only shrink.
         allocation: proven; noise proportional to the clips, or noise with the least total energy.
         clip_range: proven; the clips stay within these multiples of their start. Above 1, noise and clip can amplify each other.
-        bound: proven; b', the clamp of each coordinate of a noisy update.
+        bound: proven; b', the clamp of each coordinate of a noisy update, of n b' in a sum of n. It acts where it is below the
+            clips: no coordinate of a clipped update passes its layer's clip, so at the default of 1 only noise is cut.
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"

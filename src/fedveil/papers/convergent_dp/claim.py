@@ -10,7 +10,7 @@ when one client's data are replaced: (2 V / m) sum_k eta_{k,t}. Claims and bound
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,6 +45,18 @@ def optimum_as_printed(rho: float, rounds: int) -> float:
     """
     rho, rounds = _expansion(rho), at_least("rounds", rounds, 1)
     return (rho + 1) / (rho - 1) * math.tanh(0.5 * rounds * math.log(rho))
+
+
+def optimum_of_rounds(rhos: _Numbers, shifts: _Numbers) -> float:
+    """Return H_0 for rho_t and gamma_t that change: (sum p_t gamma_t)^2 / sum p_t^2 with p_t = rho_(t+1) ... rho_(T-1).
+
+    It is what is left of Eq. 13 by Cauchy-Schwarz, attainable or not: no coefficient is kept within [0, 1].
+
+    Source: Noisy-FedAvg, Section G.3, Eqs. 34 to 36.
+    """
+    logs = np.log(vector("rhos", rhos))
+    weights = np.exp(logs[0] - np.cumsum(logs))  # p_t in units of p_0, which cancel
+    return float((weights @ vector("shifts", shifts)) ** 2 / (weights @ weights))
 
 
 def equality_coefficient(rho: float, rounds: int) -> float:
@@ -199,3 +211,20 @@ def printed_sensitivity_fedprox(clip: float, proximal: float, smoothness: float,
             "L, where `proximal` is alpha and `smoothness` is L: raise the one or lower the other"
         )
     return proximal / (proximal - smoothness), 2 * positive("clip", clip) / (at_least("clients", clients, 1) * proximal)
+
+
+GROWTH: dict[str, Callable[[int, int, int, float], float]] = {
+    "wei": lambda t, k, m, delta: math.sqrt(t**2 - m),
+    "shi": lambda t, k, m, delta: t * math.sqrt(k),
+    "zhang": lambda t, k, m, delta: math.sqrt(t + m * k),
+    "noble": lambda t, k, m, delta: math.sqrt(math.log(2 * t / delta) * t * k),
+    "cheng": lambda t, k, m, delta: math.sqrt(t),
+    "zhang-tang": lambda t, k, m, delta: t * k,
+    "hu": lambda t, k, m, delta: math.sqrt(t),
+    "fukami": lambda t, k, m, delta: math.sqrt(t),
+    "bastianello": lambda t, k, m, delta: -math.expm1(-t),
+}
+"""Noisy-FedAvg, Table 3: by analysis, how sigma, or epsilon of Renyi DP, grows with T rounds and K steps of m clients at delta.
+
+Constants that the table does not state are left out; the exposures L of Wei et al. and the beta of Bastianello et al. are 1.
+"""

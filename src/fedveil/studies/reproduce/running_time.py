@@ -28,7 +28,9 @@ _BACKWARD = 3
 _PASSES = 10
 """Number of times that a step of a round reads or writes every parameter, about."""
 BEGIN = 2.0
-"""Seconds of a run in addition to its rounds and its data: imports, statement, ledger, files."""
+"""Seconds of a run in addition to its rounds and its data: statement, ledger, files."""
+START = time.process_time()
+"""Seconds that this process took to start, torch included; each worker takes as long."""
 _READ = 3e-8
 """Seconds to load, standardise and partition one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
@@ -39,7 +41,7 @@ def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None, overrides
     chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale, only or {})]
     name = str(recipe.measure["name"])
     cores = min(available_cores(), max(len(chosen), 1))
-    return sum(_job(job_of(recipe, row, scale, overrides=overrides), name) for row in chosen) / cores
+    return START + sum(_job(job_of(recipe, row, scale, overrides=overrides), name) for row in chosen) / cores
 
 
 def spoken(seconds: float) -> str:

@@ -159,7 +159,7 @@ REFUSED: list[tuple[Any, dict[str, dict[str, Any]], str, str]] = [
         "noisy-fedavg",
         {"training": {"local_steps": 2, "batch_clip": 1.0}},
         "method.name",
-        "adds noise to each upload",
+        "the same in all",
     ),
     ("dp-fedavg", {"training": {"local": "dp-sgd", "example_clip": 1.0}}, "training.local", "holds against the server without"),
     (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,9 +13,15 @@ import pytest
 import fedveil as fv
 from federation_runs import small_digits
 from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import View
+from fedveil.experiment.certify import certify
+from fedveil.federation import round as rounds
 from fedveil.ledger.ledger import Ledger
+from fedveil.mechanism.plan import in_shares
+from fedveil.methods.base import Fixed, MethodConfig, Release, Setting, gaussian_plan
 from fedveil.secure_aggregation import masks, member
 from fedveil.statement.statement_layout import to_markdown
+from method_kit import setting
 
 N, C, T, Z = 6, 2, 3, 1.5
 
@@ -159,7 +166,7 @@ REFUSED: list[tuple[Any, dict[str, dict[str, Any]], str, str]] = [
         "noisy-fedavg",
         {"training": {"local_steps": 2, "batch_clip": 1.0}},
         "method.name",
-        "adds noise to each upload",
+        "the same in all",
     ),
     ("dp-fedavg", {"training": {"local": "dp-sgd", "example_clip": 1.0}}, "training.local", "holds against the server without"),
     (
@@ -192,6 +199,51 @@ def test_what_shares_cannot_do_is_refused_with_its_reason(
         shared(method, **changes).certify()
     assert caught.value.key == key, caught.value
     assert reason in str(caught.value)
+
+
+class ByExamples(fv.DPFedAvg):
+    name: Literal["by-examples"] = "by-examples"  # type: ignore[assignment]
+    weighting: Literal["examples"] = "examples"
+
+
+class Clamped(fv.DPFedAvg):
+    name: Literal["clamped"] = "clamped"  # type: ignore[assignment]
+
+    def release(self, s: Setting) -> Release:
+        return Fixed(replace(gaussian_plan(s, self.clip), clamp=1.0))
+
+
+class OwnBudgets(fv.DPFedAvg):
+    name: Literal["own-budgets"] = "own-budgets"  # type: ignore[assignment]
+
+    def client_epsilons(self, s: Setting) -> list[float]:
+        return [1.0] * s.clients
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "reason"),
+    [
+        (ByExamples(), "method.weighting", "tell the sizes of the clients"),
+        (Clamped(), "method.name", "a clamp of shares is none of the sum"),
+        (OwnBudgets(), "method.name", "clients with budgets of their own"),
+    ],
+)
+def test_methods_of_ones_own_that_cannot_share_are_refused(method: MethodConfig, key: str, reason: str) -> None:
+    s = replace(setting(View.AGGREGATE, colluders=1, cohort=10), noise_place="shares")
+    with pytest.raises(fv.ConfigError) as caught:
+        certify(method, s)
+    assert caught.value.key == key
+    assert reason in str(caught.value)
+
+
+def test_shares_that_are_too_small_are_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: clients count on the shares of all, those who work together included."""
+    monkeypatch.setattr(rounds, "in_shares", lambda plan, honest: in_shares(plan, honest + C))
+    run = shared(simulate=True, privacy={"spare_attempts": 0}).fit(small_digits(), out=tmp_path / "run", seed=3)
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
+        spent = math.fsum(entry.event.mu**2 for _, _, entry in ledger.entries())  # type: ignore[union-attr]
+    assert len(run.history) < T, "the budget of the plan is used up before its last round"
+    assert spent <= T / Z**2 * (1 + 1e-5)
 
 
 def test_masks_that_are_asked_for_are_never_left_out(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ KEYS = {
     "training.server_optimizer": ("name", "lr", "momentum", "betas", "eps", "relative_to_clip"),
     "privacy": (
         *("epsilon", "noise_multiplier", "delta", "unit", "adjacency", "view", "allow_vacuous_delta", "min_survivors"),
-        *("colluders", "max_participations", "budget", "selection"),
+        *("colluders", "noise_place", "spare_attempts", "max_participations", "budget", "selection"),
     ),
     "run": ("seed", "seeded_noise", "clients_at_once", "precision", "final_model", "deterministic", "name", "plugins", "track"),
 }

@@ -31,8 +31,9 @@ KEYS = {
     "training.optimizer": "name lr momentum weight_decay",
     "training.server_optimizer": "name lr momentum weight_decay betas eps relative_to_clip",
     "privacy": "epsilon noise_multiplier delta unit adjacency view allow_vacuous_delta min_survivors colluders "
-    "max_participations budget selection grid_bits evaluation noise_cohort",
-    "run": "seed seeded_noise engine clients_at_once precision final_model deterministic isolation name plugins track",
+    "noise_place spare_attempts max_participations budget selection grid_bits evaluation noise_cohort",
+    "run": "seed seeded_noise engine clients_at_once precision final_model deterministic isolation "
+    "secure_aggregation name plugins track",
 }
 """The keys of a configuration by section, written down so that an unknown option is answered at once (a test compares)."""
 _ORDER = [name for group in PANELS.values() for name in group]

@@ -94,8 +94,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     """Run one round (clients, door, server, evaluation) and append its record to the history."""
     begin = time.perf_counter()
     tasks, released, plan = begin_round(federation, progress, sample(federation, progress))
-    outcomes = engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks)
-    outcomes = collect_outcomes(outcomes) if federation.masks is None else list(outcomes)
+    mapped = engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks)
+    outcomes = collect_outcomes(mapped) if federation.masks is None else list(mapped)
     record = finish_round(federation, progress, outcomes, plan, released)
     progress.round += 1
     record.private["seconds"] = time.perf_counter() - begin
@@ -116,7 +116,8 @@ def begin_round(
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
-    return _tasks(federation, progress, released, chosen, context.shared(plan, len(chosen))), released, plan
+    executed = None if plan is None else context.shared(plan, len(chosen))
+    return _tasks(federation, progress, released, chosen, executed), released, plan
 
 
 def finish_round(

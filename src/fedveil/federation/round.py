@@ -87,10 +87,11 @@ class Context:
         plan = self.policy.plan(released, state)
         return plan if self.evaluation is None else self.evaluation.added_to(plan, self.door.layout)
 
-    def shared(self, plan: Plan | Raw | None, clients: int) -> Plan | Raw | None:
+    def shared(self, plan: Plan | Raw, clients: int) -> Plan | Raw:
         """Return the plan that each executes in a round of so many clients: with its share of the noise, if it is in shares."""
-        divided = self.in_shares and isinstance(plan, Plan)
-        return in_shares(plan, clients - self.door.known_noise_terms) if divided else plan
+        if not (self.in_shares and isinstance(plan, Plan)):
+            return plan
+        return in_shares(plan, clients - self.door.known_noise_terms)
 
     def observed(self, upload: Upload, released: Released) -> Upload:
         """Return what the policy observes: the upload under the policy's own plan, with the public values of that time."""

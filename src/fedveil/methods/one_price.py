@@ -80,13 +80,13 @@ def check_shares(method: Method, s: Setting) -> None:
         ConfigError: with the reason and what to change.
     """
     if s.noise_place == "sum":
-        for key, value in (("run.secure_aggregation", s.secure_aggregation), ("privacy.spare_attempts", s.spare_attempts)):
-            if value not in ("none", None):
+        for name, given in (("run.secure_aggregation", s.secure_aggregation), ("privacy.spare_attempts", s.spare_attempts)):
+            if given not in ("none", None):
                 raise ConfigError(
-                    f"{key} = {value!r} with privacy.noise_place = 'sum': it is about noise that clients add in shares; set "
+                    f"{name} = {given!r} with privacy.noise_place = 'sum': it is about noise that clients add in shares; set "
                     f"privacy.noise_place = 'shares', or leave it out",
-                    key=key,
-                    value=value,
+                    key=name,
+                    value=given,
                 )
         return
     known, n, uneven = s.known_shares, s.cohort, _uneven(method, s)

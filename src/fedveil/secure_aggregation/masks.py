@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -16,7 +17,8 @@ from fedveil.errors import ConfigError
 from fedveil.secure_aggregation.encoding import ProtocolError, encode
 
 Integers = NDArray[np.int64]
-Words = NDArray[np.uint32] | NDArray[np.uint64]
+Words = NDArray[Any]
+"""Unsigned integers of 32 bits, or of 64 if a coordinate has more than 32."""
 
 _BLOCK = 2**16
 _ZEROS = bytes(8 * _BLOCK)

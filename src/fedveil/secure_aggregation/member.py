@@ -115,10 +115,10 @@ class Member:
         self._check(now, attempt, keys)
         plan = now.release.plan(len(keys))
         of_set = set_digest(now.seen, attempt, plan, keys)
-        pairs = {
-            j: (shared_secret(now.private, key), *sorted((self.client, j))) for j, (key, _) in keys.items() if j != self.client
-        }
-        masks = {j: mask_key(secret, of_set, low, high) for j, (secret, low, high) in pairs.items()}
+        masks = {}
+        for j, (key, _) in keys.items():
+            if j != self.client:
+                masks[j] = mask_key(shared_secret(now.private, key), of_set, min(self.client, j), max(self.client, j))
         noisy = now.release.noisy(len(keys))
         if noisy.shape != (self.terms.count,):
             raise ConfigError(f"a release of shape {noisy.shape}, and the terms have {self.terms.count} coordinates")

@@ -37,8 +37,9 @@ class Roster:
         numbers = [client.number for client in self.clients]
         if not numbers or numbers != sorted(set(numbers)) or numbers[0] < 0:
             raise ConfigError(f"the clients of a roster are numbered from 0 and ascend, each number once; got {numbers}")
-        for what, values in (("key", [c.key for c in self.clients]), ("name", [c.name for c in self.clients])):
-            if twice := [c.number for c, value in zip(self.clients, values, strict=True) if values.count(value) > 1]:
+        for what in ("key", "name"):
+            values = [getattr(client, what) for client in self.clients]
+            if twice := [number for number, value in zip(numbers, values, strict=True) if values.count(value) > 1]:
                 raise ConfigError(f"the clients {twice} of the roster have the same {what}: each client needs its own")
         if wrong := [client.number for client in self.clients if len(client.key) != 32 or not client.name]:
             raise ConfigError(f"the clients {wrong} of the roster need a name and a key of 32 bytes")

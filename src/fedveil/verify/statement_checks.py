@@ -70,6 +70,10 @@ def check_configuration(findings: Findings, statement: Json, config: Json, card:
         **{f"training.{key}": (training.get(key, statement[key]), statement[key]) for key in ("rounds", "sampling")},
         **{f"privacy.{key}": (privacy[key], statement["scope"][key]) for key in ("unit", "adjacency", "view")},
     }
+    if privacy.get("noise_place") == "shares":
+        spare = privacy.get("spare_attempts", max(2, -(-statement["rounds"] // 20)))
+        planned = sum(release["count"] for release in statement["views"][1]["releases"])
+        pairs["planned releases"] = (statement["rounds"] + spare, planned)
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         pairs[f"scope ({view})"] = ({**statement["scope"], "view": view}, numbers["proven"]["scope"])
         pairs[f"delta ({view})"] = (statement["delta"], numbers["proven"]["delta"])

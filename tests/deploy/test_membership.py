@@ -146,6 +146,8 @@ def test_a_server_that_runs_turns_away_a_removed_client_and_uses_a_renewed_certi
         before = ssl.get_server_certificate(("127.0.0.1", network.port))
         command(network, "renew")
         until(lambda: ssl.get_server_certificate(("127.0.0.1", network.port)) != before)
+        renew(network, days=0)
+        until(lambda: "has ended, and no client connects: fedveil net renew" in told_at(at).read_text())
     finally:
         process.terminate()
         process.wait(30)

@@ -211,10 +211,10 @@ class NetworkFolder:
         for number, path in admitted.items():
             if public_key_of(path) == public:
                 raise ConfigError(f"{key}: admitted before, as client {number}")
-        number = next((n for n, path in removed.items() if public_key_of(path) == public), None)
-        if number in admitted:
-            raise ConfigError(f"{key}: an earlier key of client {number}, which has another one now")
-        number = max([*admitted, *removed], default=-1) + 1 if number is None else number
+        earlier = next((n for n, path in removed.items() if public_key_of(path) == public), None)
+        if earlier in admitted:
+            raise ConfigError(f"{key}: an earlier key of client {earlier}, which has another one now")
+        number = max([*admitted, *removed], default=-1) + 1 if earlier is None else earlier
         replace_whole(owner_only_folder(self.path / CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
         return number
 

@@ -365,9 +365,8 @@ async def follow(network: NetworkFolder, context: ssl.SSLContext, fleet: FleetPo
                 context.load_cert_chain(*network.certificates)
                 used, ended = now, False
             if not ended and time.time() > end_of(network.certificates[0]):
-                tell(
-                    f"the certificate {network.certificates[0]} has ended, and no client connects: fedveil net renew, at any time"
-                )
+                ended_now = f"the certificate {network.certificates[0]} has ended, and no client connects"
+                tell(f"{ended_now}: fedveil net renew makes a new one, which needs no restart")
                 ended = True
         except (OSError, ConfigError) as problem:  # it is being changed: its key is new, and its certificate not yet
             _log.warning("%s cannot be followed: %s", network.path, problem)

@@ -65,13 +65,20 @@ def test_a_number_is_never_given_to_another_client(network: NetworkFolder, tmp_p
 
 def test_a_new_key_has_the_number_of_the_old_one(network: NetworkFolder, tmp_path: Path) -> None:
     make_client_key(tmp_path / "bob-2")
-    with pytest.raises(ConfigError, match="the key of client 0"):
+    with pytest.raises(ConfigError, match="a key of client 0"):
         command(network, "rotate", "1", str(tmp_path / "alice.pub"))
     command(network, "rotate", "1", str(tmp_path / "bob-2.pub"))
     assert listed(network) == [(0, "alice", False), (1, "bob-2", False)]
-    with pytest.raises(ConfigError, match="an earlier key of client 1, which has another one now"):
-        network.admit(tmp_path / "bob.pub")
-    output = subprocess.run(["ssh-keygen", "-lf", str(tmp_path / "bob-2.pub")], capture_output=True, text=True).stdout
+    (tmp_path / "again").mkdir()
+    make_client_key(tmp_path / "again" / "bob")
+    command(network, "rotate", "1", str(tmp_path / "again" / "bob.pub"))
+    for earlier in ("bob", "bob-2"):
+        with pytest.raises(ConfigError, match="an earlier key of client 1, which has another one now"):
+            network.admit(tmp_path / f"{earlier}.pub")
+    make_client_key(tmp_path / "bob-3")
+    command(network, "rotate", "1", str(tmp_path / "bob-3.pub"))
+    assert [number for number, _ in network.removed()] == [1, 1, 1]
+    output = subprocess.run(["ssh-keygen", "-lf", str(tmp_path / "bob-3.pub")], capture_output=True, text=True).stdout
     assert not output or output.split()[1] in command(network, "list")
 
 
@@ -146,6 +153,8 @@ def test_a_server_that_runs_turns_away_a_removed_client_and_uses_a_renewed_certi
         before = ssl.get_server_certificate(("127.0.0.1", network.port))
         command(network, "renew")
         until(lambda: ssl.get_server_certificate(("127.0.0.1", network.port)) != before)
+        renew(network, days=0)
+        until(lambda: "has ended, and no client connects: fedveil net renew" in told_at(at).read_text())
     finally:
         process.terminate()
         process.wait(30)

@@ -127,6 +127,26 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": str(size).encode()})
 
 
+def test_connections_and_requests_beyond_their_rate_wait(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, alice = alone
+    route, headers = sorted(FLEET_ROUTES - set(FLEET_UPLOADS))[0], signed(alice)
+    once = request(route, headers).replace(b"connection: close", b"connection: keep-alive")
+
+    def seconds(ask: Callable[[], Any]) -> float:
+        begin = time.monotonic()
+        ask()
+        return time.monotonic() - begin
+
+    with port_of(echo, network):
+        usual = seconds(lambda: asked(network.port, once * 14 + request(route, headers)))
+    monkeypatch.setattr(superlink, "REQUESTS", (10.0, 5))
+    with port_of(echo, network):
+        assert seconds(lambda: asked(network.port, once * 14 + request(route, headers))) > max(0.8, usual)
+    monkeypatch.setattr(superlink, "CONNECTIONS", (2.0, 2))
+    with port_of(echo, network):
+        assert seconds(lambda: [asked(network.port, request("/")) for _ in range(4)]) > 0.8
+
+
 @contextmanager
 def port_of(app: Any, network: NetworkFolder, answer: int = ANSWER, tell: Callable[[str], None] = print) -> Iterator[FleetPort]:
     """A port in a thread of this process."""

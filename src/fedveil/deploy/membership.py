@@ -94,7 +94,7 @@ class Member:
 def members(network: NetworkFolder) -> list[Member]:
     """Return the clients of a network by number, removed ones included."""
     seen, admitted = read_seen(network), network.admitted()
-    keys = {**network.removed(), **admitted}
+    keys = {**dict(network.removed()), **admitted}
     return [_member(number, keys[number], seen.get(str(number), {}), number not in admitted) for number in sorted(keys)]
 
 
@@ -109,22 +109,24 @@ def _member(number: int, path: Path, seen: Mapping[str, Any], removed: bool) -> 
 def remove(network: NetworkFolder, number: int) -> None:
     """Admit a client no more; its number is given to nobody else."""
     path = _admitted_as(network, number)
-    path.rename(owner_only_folder(path.parent / "removed") / path.name)
+    folder, copies = owner_only_folder(path.parent / "removed"), 0
+    while (away := folder / (path.name if not copies else f"{path.stem}~{copies}.pub")).exists():
+        copies += 1
+    path.rename(away)
 
 
 def rotate(network: NetworkFolder, number: int, key: Path) -> None:
     """Give a client's number to its new public key, and admit the old one no more.
 
     Raises:
-        ConfigError: no client has that number, or the key is no key or belongs to a client.
+        ConfigError: no client has that number, or the key is no key or is, or was, a client's.
     """
-    old, new = _admitted_as(network, number), public_key_of(key)
-    for other, path in [*network.removed().items(), *network.admitted().items()]:
+    new = public_key_of(key)
+    for other, path in [*network.removed(), *network.admitted().items()]:
         if public_key_of(path) == new:
-            raise ConfigError(f"{key}: the key of client {other}; make a new one with fedveil net key NAME")
+            raise ConfigError(f"{key}: a key of client {other}; make a new one with fedveil net key NAME")
+    remove(network, number)
     replace_whole(network.path / CLIENTS / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
-    if old.name != f"{number:04d}-{key.name}":
-        old.rename(owner_only_folder(old.parent / "removed") / old.name)
 
 
 def _admitted_as(network: NetworkFolder, number: int) -> Path:

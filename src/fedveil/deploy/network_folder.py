@@ -193,10 +193,10 @@ class NetworkFolder:
 
     def admitted(self) -> dict[int, Path]:
         """Return the public key file of each client."""
-        return _numbered(self.path / CLIENTS)
+        return dict(_numbered(self.path / CLIENTS))
 
-    def removed(self) -> dict[int, Path]:
-        """Return the last public key file of each client that has had another key, or is admitted no more."""
+    def removed(self) -> list[tuple[int, Path]]:
+        """Return number and public key file of each key that is no longer admitted."""
         return _numbered(self.path / CLIENTS / "removed")
 
     def admit(self, key: Path) -> int:
@@ -211,17 +211,17 @@ class NetworkFolder:
         for number, path in admitted.items():
             if public_key_of(path) == public:
                 raise ConfigError(f"{key}: admitted before, as client {number}")
-        number = next((n for n, path in removed.items() if public_key_of(path) == public), None)
-        if number in admitted:
-            raise ConfigError(f"{key}: an earlier key of client {number}, which has another one now")
-        number = max([*admitted, *removed], default=-1) + 1 if number is None else number
+        earlier = next((n for n, path in removed if public_key_of(path) == public), None)
+        if earlier in admitted:
+            raise ConfigError(f"{key}: an earlier key of client {earlier}, which has another one now")
+        number = max([*admitted, *dict(removed)], default=-1) + 1 if earlier is None else earlier
         replace_whole(owner_only_folder(self.path / CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
         return number
 
 
-def _numbered(folder: Path) -> dict[int, Path]:
-    """Return the public key files in a folder by the number at the beginning of their names."""
-    return {int(path.name.split("-")[0]): path for path in sorted(folder.glob("*.pub"))}
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    """Return the public key files in a folder, each with the number at the beginning of its name."""
+    return [(int(path.name.split("-")[0]), path) for path in sorted(folder.glob("*.pub"))]
 
 
 def make_network(path: Path, host: str, port: int) -> NetworkFolder:

@@ -81,7 +81,7 @@ def serve(config: Config, serving: Serving) -> Result:
         serving.tell(line)
     experiment = resolve(config)
     prepared = public_part(experiment)
-    known = len({**keys, **network.removed()})
+    known = len({*keys, *dict(network.removed())})
     if prepared.population.clients > known:
         raise FedveilError(
             f"data.partition or data.source has {prepared.population.clients} clients, and {known} were admitted: admit the "

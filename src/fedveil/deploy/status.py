@@ -155,7 +155,7 @@ def _served(status: Status, address: str) -> Any:
                     yield GaugeMetricFamily(f"fedveil_{name}", text, value=value)
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Gauges())  # type: ignore[arg-type]
+    registry.register(Gauges())
     try:
         server, _ = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as problem:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import resource
 import socket
 import ssl
@@ -57,6 +58,10 @@ SLOWEST = 2.0**14
 """Least speed of a body in bytes per second, after the time for a header."""
 STRANGERS, EACH = 128, 16
 """Connections without an admitted key, in total, and per admitted key: beyond that, the oldest is closed."""
+CONNECTIONS, REQUESTS = (10.0, 100), (50.0, 500)
+"""Rate per second, and burst: of connections from one address, and of requests with one key. What is beyond waits."""
+_OWNERS = 10_000
+"""Owners of turns that are remembered before those of long ago are forgotten."""
 _HEADER, _SMALL, _UPLOAD = 2**14, 2**18, 2**16 + 5 * 2**20
 """Limits in bytes of a header, a body, and a body with part of an answer (Flower sends 5 MiB at a time)."""
 _OUTSTANDING = 4
@@ -123,6 +128,22 @@ class _Open:
         self.tasks.pop(task, None)
 
 
+class _Pace:
+    """Turns of each owner: a burst at once, and afterwards one turn after another at a steady rate."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self.rate, self.burst, self._next = rate, burst, dict[Hashable, float]()
+
+    def wait(self, whose: Hashable) -> float:
+        """Take a turn, and return the seconds until it comes."""
+        now = time.monotonic()
+        if len(self._next) > _OWNERS:
+            self._next = {owner: at for owner, at in self._next.items() if at > now - self.burst / self.rate}
+        at = max(self._next.get(whose, -math.inf), now - self.burst / self.rate) + 1 / self.rate
+        self._next[whose] = at
+        return max(0.0, at - now)
+
+
 class FleetPort:
     """Handler of the connections at the port.
 
@@ -140,6 +161,7 @@ class FleetPort:
         self._allowances = {key: _Allowance() for key in self.admitted}
         self._numbers = {key: number for number, key in admitted.items()}
         self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
+        self._connecting, self._asking = _Pace(*CONNECTIONS), _Pace(*REQUESTS)
         self._strangers, self._by_key = _Open(STRANGERS), {key: _Open(EACH) for key in self.admitted}
         self._tasks = set[asyncio.Task[None]]()
 
@@ -170,6 +192,7 @@ class FleetPort:
         try:
             with self._strangers.one(address):
                 async with asyncio.timeout(HANDSHAKE):
+                    await asyncio.sleep(self._connecting.wait(address))
                     transport, _ = await loop.connect_accepted_socket(
                         lambda: protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE, ssl_shutdown_timeout=5
                     )
@@ -179,6 +202,7 @@ class FleetPort:
                 with self._by_key[key].one(key):
                     self._strangers.leave(asyncio.current_task())  # type: ignore[arg-type]
                     while True:
+                        await asyncio.sleep(self._asking.wait(key))
                         await self._serve(speaker, head, key)
                         async with asyncio.timeout(IDLE):
                             head = await speaker.head()
@@ -341,9 +365,8 @@ async def follow(network: NetworkFolder, context: ssl.SSLContext, fleet: FleetPo
                 context.load_cert_chain(*network.certificates)
                 used, ended = now, False
             if not ended and time.time() > end_of(network.certificates[0]):
-                tell(
-                    f"the certificate {network.certificates[0]} has ended, and no client connects: fedveil net renew, at any time"
-                )
+                ended_now = f"the certificate {network.certificates[0]} has ended, and no client connects"
+                tell(f"{ended_now}: fedveil net renew makes a new one, which needs no restart")
                 ended = True
         except (OSError, ConfigError) as problem:  # it is being changed: its key is new, and its certificate not yet
             _log.warning("%s cannot be followed: %s", network.path, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from fedveil.experiment.experiment import Experiment
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
+
+_log = logging.getLogger(__name__)
 
 
 def shared_budget(experiment: Experiment) -> PopulationBudget | None:
@@ -80,8 +83,11 @@ def reserved(budget: PopulationBudget | None, experiment: Experiment, run_id: st
     try:
         yield
     finally:
-        if not ledger.exists() or not _is_resumable(ledger, run_id):
-            budget.give_back(run)
+        try:
+            if not ledger.exists() or not _is_resumable(ledger, run_id):
+                budget.give_back(run)
+        except LedgerError as problem:  # the reason why the run ended is told in its own place
+            _log.warning("%s keeps what %s has reserved: %s", budget.path, run, problem)
 
 
 def _is_resumable(path: Path, run_id: str) -> bool:

@@ -12,6 +12,7 @@ from fedveil.experiment.config_files import load_config
 from fedveil.experiment.presets import presets
 
 METHODS = (
+    "dp-fedavg",
     "ladp-fl",
     "aldp-fl",
     "noisy-fedavg",

@@ -53,8 +53,11 @@ def test_the_verdict_is_a_sentence_with_the_interval_of_the_difference(tmp_path:
 
 def test_the_page_begins_with_the_verdict(tmp_path: Path) -> None:
     made = comparison(tmp_path, ("dp-fedavg", "fedavg", "noisy_x"))
-    assert page_values(made)["headlines"] == verdict_sentences(made)
-    assert page_values(comparison(tmp_path, ("dp-fedavg",)))["headlines"] == ["Proven epsilon = 2: dp-fedavg 82.0 ± 2.0 %."]
+    (result,) = page_values(made)["results"]
+    (sentence,) = verdict_sentences(made)
+    assert sentence == f"{result['verdict'][:-1]} ({result['differences'][0].lower()}{result['differences'][1:-1]})."
+    (alone,) = page_values(comparison(tmp_path, ("dp-fedavg",)))["results"]
+    assert alone == {"verdict": "Proven epsilon = 2: dp-fedavg 82.0 ± 2.0 %."}
 
 
 def test_the_table_is_latex(tmp_path: Path) -> None:

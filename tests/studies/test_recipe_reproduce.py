@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fedveil.cli import study_terminal
 from fedveil.cli.app import app
 from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError
@@ -23,6 +24,7 @@ from fedveil.experiment.recorded_run import read_run
 from fedveil.experiment.run import run
 from fedveil.report.reproduce_figure import plot_reproduction
 from fedveil.studies.cell import CellState
+from fedveil.studies.reproduce import recipe_list
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import COLLECTORS, Only, Recipe, RecipeEntry, RecipeRow, collected, kept, rows
 from fedveil.studies.reproduce.recipe_files import job_of, load_recipe
@@ -334,6 +336,50 @@ def test_the_program_runs_a_recipe_and_refuses_nonsense(recipe: Path, done: Repr
         refused = CliRunner().invoke(app, ["reproduce", str(recipe), *words])
         assert refused.exit_code != 0
         assert problem.split()[0] in refused.output + str(refused.exception)
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A paper of three tables: data that nobody has, a table that is quickly made, and one with another axis."""
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    quick = TINY.replace("[set]", 'measure = { name = "partition" }\n[set]', 1).replace("test_accuracy", "labels_others")
+    texts = {
+        "a": TINY.replace('name = "digits"', 'name = "femnist"'),
+        "b": quick,
+        "c": quick.replace('name = "method"', 'name = "rate"'),
+    }
+    files = [tmp_path / f"{name}.toml" for name in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        file.write_text(text.replace("{ method =", "{ rate =") if file.stem == "c" else text)
+    monkeypatch.setattr(recipe_list, "recipes_of", lambda name: [str(file) for file in files])
+    return [str(file) for file in files]
+
+
+def test_a_paper_goes_on_without_a_table_whose_data_are_missing(paper: list[str], tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["reproduce", "any", "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 1, ran.output
+    assert f"{paper[0]} is not run: no copy of femnist" in ran.stderr
+    assert f"2 of 3 recipes are run. These lack their data: {paper[0]}" in ran.stderr
+    assert sorted(file.parts[-3] for file in (tmp_path / "out").glob("*/small/result.json")) == ["b", "c"]
+
+
+def test_a_label_that_one_table_of_a_paper_lacks_is_refused_before_any_is_run(paper: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"c\.toml: --only method: unknown axis"):
+        CliRunner().invoke(
+            app, ["reproduce", "any", "--only", "method=FedAvg", "--out", str(tmp_path / "out")], catch_exceptions=False
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_paper_says_how_to_go_on(paper: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study_terminal, "reproduce", stopped)
+        ended = CliRunner().invoke(app, ["reproduce", "any", "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 130
+    assert f"interrupted in {paper[0]}; the same command goes on where it was (--out {tmp_path / 'out'})" in ended.stderr
 
 
 def test_chosen_rows_alone_are_run(recipe: Path, tmp_path: Path) -> None:

@@ -303,7 +303,13 @@ def reproduce_with_progress(spec: ReproductionSpec, out: Path, jobs: int | None,
     console = Console(stderr=as_rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        done = reproduce(spec, out, jobs, _ProgressListener(spec, bar))
+        try:
+            done = reproduce(spec, out, jobs, _ProgressListener(spec, bar))
+        except KeyboardInterrupt:
+            bar.stop()
+            again = f"interrupted in {spec.recipe}; the same command goes on where it was (--out {out})"
+            Console(stderr=True).print(again, highlight=False, soft_wrap=True)
+            raise
     folder = write_results(done)
     picture = plot_reproduction(done)
     if not as_rows:

@@ -17,7 +17,7 @@ from fedveil.accounting.types import small
 from fedveil.drawing import INK, MUTED, Paper, blank, quiet, save, style
 from fedveil.experiment.run_directory import present, write_config, write_json, write_table, write_text
 from fedveil.experiment.verification import verification
-from fedveil.report.compare_paper import latex, verdict_sentences
+from fedveil.report.compare_paper import latex, verdict_sentences, verdicts
 from fedveil.report.privacy_section import capital, outcome_lines, outcome_values
 from fedveil.report.report import MOST_RUNS, write_report
 from fedveil.report.web_page import render
@@ -147,7 +147,7 @@ def page_values(found: Comparison) -> dict[str, Any]:
     return {
         "title": f"Methods compared on {found.config.data.name}",
         "lead": f"{capital(found.what)}, {seeds}, at equal {found.by} epsilon.",
-        "headlines": verdict_sentences(found) or _best_means(found),
+        "results": _results(found),
         "charts": charts(found),
         "note": spread if len(found.seeds) > 1 else "One seed: no confidence interval.",
         "columns": list(cells(found.rows[0], "")),
@@ -164,11 +164,13 @@ def page_values(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _best_means(found: Comparison) -> list[str]:
-    """Return the best method at each guarantee with its mean, for a comparison without a test."""
+def _results(found: Comparison) -> list[dict[str, str]]:
+    """Return the verdict at each guarantee with the differences below it; without a test, the best mean."""
+    if tested := verdicts(found):
+        return [{"verdict": f"{verdict}.", "differences": f"{capital(differences)}."} for verdict, differences in tested]
     ranked = {block: [row for row in rows if row.complete] for block, rows in found.blocks.items()}
     return [
-        f"{capital(guarantee(*block, found.by))}: {found.names[rows[0].method]} {mean_and_sd(rows[0])}."
+        {"verdict": f"{capital(guarantee(*block, found.by))}: {found.names[rows[0].method]} {mean_and_sd(rows[0])}."}
         for block, rows in ranked.items()
         if rows
     ]

@@ -13,30 +13,35 @@ from fedveil.studies.statistics import LEVEL, Against
 
 def verdict_sentences(found: Comparison) -> list[str]:
     """Return one sentence for each guarantee at which two or more methods were tested."""
-    lines = []
+    return [f"{verdict} ({differences})." for verdict, differences in verdicts(found)]
+
+
+def verdicts(found: Comparison) -> list[tuple[str, str]]:
+    """Return the verdict and the differences that it rests on, for each guarantee at which two or more methods were tested."""
+    both = []
     for (partition, at), block in found.blocks.items():
         ranked = [row for row in block if row.complete]
         tested = [(row, row.against) for row in ranked if row.against is not None]
         if tested:
             promise = guarantee(partition, at, found.by).replace(" = ", " ")
             where = "Without noise" if math.isinf(at) and not partition else f"At {promise}"
-            lines.append(f"{where} {_verdict(found, ranked[0], tested)}.")
-    return lines
+            differences = "; ".join(f"{found.names[row.method]} {_difference(row, test)}" for row, test in tested)
+            best = found.names[ranked[0].method]
+            both.append((f"{where} {_verdict(found, best, tested)}", f"against {best}: {differences}"))
+    return both
 
 
-def _verdict(found: Comparison, best: Row, tested: Sequence[tuple[Row, Against]]) -> str:
+def _verdict(found: Comparison, best: str, tested: Sequence[tuple[Row, Against]]) -> str:
     worse = [pair for pair in tested if pair[1].holm < LEVEL]
     unclear = [pair for pair in tested if pair[1].holm >= LEVEL]
-    differences = "; ".join(f"{found.names[row.method]} {_difference(row, test)}" for row, test in tested)
-    name = found.names[best.method]
     if not worse:
-        return f"no method is shown to be better, {_p(min(test.holm for _, test in unclear))} (against {name}: {differences})"
+        return f"no method is shown to be better, {_p(min(test.holm for _, test in unclear))}"
     names = " and ".join(found.names[row.method] for row, _ in worse)
-    text = f"{name} is better than {names}, {_p(max(test.holm for _, test in worse))}"
+    text = f"{best} is better than {names}, {_p(max(test.holm for _, test in worse))}"
     if unclear:
         others = " or ".join(found.names[row.method] for row, _ in unclear)
         text += f", and is not shown to be better than {others}, {_p(min(test.holm for _, test in unclear))}"
-    return f"{text} (against {name}: {differences})"
+    return text
 
 
 def _difference(row: Row, test: Against) -> str:

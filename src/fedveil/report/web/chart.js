@@ -375,6 +375,7 @@ globalThis.veilChart = (() => {
     const key = JSON.stringify(state.spec.series.map((series, i) => [series.name, series.color ?? i, series.dashed, series.kind]));
     if (state.legendKey === key) return;
     state.legendKey = key;
+    state.legend.hidden = state.spec.series.length === 1 && state.spec.series[0].name === state.spec.title;
     const buttons = normalise(state.spec).map((series) => {
       const dash = series.dashed ? DASHES[1 + (series.index % 7)] : series.dashed === undefined ? DASHES[series.index % 8] : "";
       const line = node("svg:path", { class: `veil-line veil-c${series.index % 8}`, d: "M1 6H25", "stroke-dasharray": series.kind === "line" ? dash : "" });

@@ -31,7 +31,10 @@
   section(
     "result",
     "Result",
-    data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))),
+    data.results.map(({ verdict, differences }) => [
+      el("p.sentence", {}, verdict.replace(/ (±|%|=) ?/g, joined)),
+      differences && el("p.differences", {}, differences.replace(/ (±|%|points|to) ?/g, joined)),
+    ]),
     verification(data.verification),
     cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells),
   );

@@ -29,10 +29,7 @@ from fedveil.federation.before_round import released
 from fedveil.federation.progress import start
 from fedveil.mechanism.plan import Plan
 from fedveil.methods.base import Fixed
-from fedveil.methods.run_cost import Planner
-from fedveil.training.local import LocalSpec as Training
-from fedveil.training.local import OptimizerSpec
-from method_kit import job_of
+from method_kit import job_of, planner, spec_of
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 8}},
@@ -71,7 +68,7 @@ def intercept(snapshot: Snapshot, count: int, batch: int, knows: tuple[str, ...]
 
 def releasing(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """The snapshot with another plan in its door."""
-    context = replace(snapshot.federation.context, policy=Planner.of(Fixed(plan), snapshot.federation.setting))
+    context = replace(snapshot.federation.context, policy=planner(Fixed(plan), snapshot.federation.setting))
     return replace(snapshot, federation=replace(snapshot.federation, context=context))
 
 
@@ -213,12 +210,13 @@ def test_victims_are_different_examples_of_different_clients(config: Path) -> No
 
 
 def test_local_training_is_told_as_it_is() -> None:
-    spec = Training(2, None, 4, OptimizerSpec("sgd", 0.2, 0.9, 0.01), batch_clip=3.0, schedule="cyclic")
+    optimizer = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01}
+    spec = spec_of(local_epochs=2, batch_size=4, optimizer=optimizer, batch_clip=3.0, schedule="cyclic")
     known = local_spec(spec, 6, round=5)
     assert (known.steps, known.batch, known.momentum, known.weight_decay, known.batch_clip) == (4, 4, 0.9, 0.01, 3.0)
     assert known.rates == pytest.approx((0.2, 0.1, 0.2 / 3, 0.05))
     assert known.lr == pytest.approx(sum((0.2, 0.1, 0.2 / 3, 0.05)) / 4)
-    assert local_spec(Training(1, None, 4, OptimizerSpec("adam", 0.2)), 1, 0).rates is None
+    assert local_spec(spec_of(batch_size=4, optimizer={"name": "adam", "lr": 0.2}), 1, 0).rates is None
 
 
 def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(config: Path) -> None:

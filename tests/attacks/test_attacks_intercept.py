@@ -11,14 +11,14 @@ from fedveil.attacks.interception import clip_of, intercepted
 from fedveil.attacks.matching import read
 from fedveil.mechanism.plan import Plan
 from fedveil.mechanism.plan import Upload as Sent
-from fedveil.training.params import Layout
+from method_kit import layout as layout_of
 
 
 def test_an_upload_of_the_door_becomes_a_gradient(
     digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     clean = make_upload(relu_cnn, digits[0][:1], digits[1][:1]).tensors
-    layout = Layout.of({k: v.shape for k, v in clean.items()})
+    layout = layout_of({k: tuple(v.shape) for k, v in clean.items()})
     vector = torch.cat([-0.1 * v.flatten() for v in clean.values()])
     support = torch.ones_like(vector, dtype=torch.bool)
     support[:5] = False
@@ -34,7 +34,7 @@ def test_an_upload_of_the_door_becomes_a_gradient(
 
 
 def test_noise_lies_where_something_was_sent_and_bounds_are_named() -> None:
-    layout = Layout(("a", "b"), ((2, 1), (2,)))
+    layout = layout_of({"a": (2, 1), "b": (2,)})
     support = torch.tensor([True, False, True, True])
     plan = Plan(clip=3.0, noise_std=0.5, support=support, layer_clip=torch.tensor([1.0, 2.0]))
     sent = Sent(0, 0, torch.ones(4), torch.tensor([0.5, 0.25]), plan, support)

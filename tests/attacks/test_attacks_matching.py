@@ -11,7 +11,7 @@ from fedveil.attacks.matching import Target, cosine, read, split, squared, trust
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan
 from fedveil.release.sealed import clipped
-from fedveil.training.params import Layout
+from method_kit import layout as layout_of
 
 
 def _net() -> nn.Module:
@@ -83,7 +83,7 @@ def test_a_candidate_passes_the_clip_as_an_update_does() -> None:
     """Against the door's own clipping, on the same change of weights."""
     x, y, lr = torch.randn((4, 2), generator=RNG), torch.tensor([0, 1, 1, 0]), 0.5
     plain = read([CapturedUpload(GRADIENT)], _net, STATE, Knowledge())[0].simulate(x, y).detach()
-    layout = Layout.of({k: v.shape for k, v in STATE.items()})
+    layout = layout_of({k: tuple(v.shape) for k, v in STATE.items()})
     norms = layout.norms(lr * plain)
     support = torch.ones_like(plain, dtype=torch.bool)
     support[:3] = False

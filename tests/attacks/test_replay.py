@@ -24,7 +24,6 @@ from fedveil.attacks.replay_door import Measured, not_drawn_by_poisson, power
 from fedveil.attacks.replay_record import difference
 from fedveil.cli.app import app
 from fedveil.errors import FedveilError
-from fedveil.federation.clients import Clients
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import METHODS
@@ -129,7 +128,7 @@ def test_a_replay_in_which_nobody_holds_anything_says_so() -> None:
     def fresh(folder: Path) -> Any:
         job = bugs.planted(folder)
         clients = job.context.clients
-        return bugs.context(job, clients=Clients(clients.x[:0], clients.y[:0], nobody))
+        return bugs.context(job, clients=replace(clients, x=clients.x[:0], y=clients.y[:0], offsets=nobody))
 
     with pytest.raises(FedveilError, match="no client with examples took part"):
         replay_federation(fresh)

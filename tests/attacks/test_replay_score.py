@@ -20,7 +20,7 @@ from fedveil.federation import evaluation
 from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Federation
 from fedveil.training.params import FlatModel
-from method_kit import digits
+from method_kit import digits, model_of
 
 SELECTION = {"selection": {"runs": 3, "shape": 0, "score_noise": 5.0}}
 WITH_TESTS = {"client_test_fraction": 0.25}
@@ -96,7 +96,7 @@ class Normalised(torch.nn.Module):
 def normalised(job: Federation) -> Federation:
     """The run with batch normalisation, whose statistics stay with the clients."""
     torch.manual_seed(1)
-    model = FlatModel(Normalised())
+    model = model_of(Normalised())
     door = dataclasses.replace(job.context.door, layout=model.layout)
     return dataclasses.replace(
         bugs.context(job, model=model, door=door, buffers=model.buffers()),

@@ -35,7 +35,7 @@ from fedveil.experiment.run_directory import write_config
 from fedveil.gradients.gradient_blocks import rows
 from fedveil.gradients.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
-from fedveil.training.params import Layout
+from method_kit import layout
 
 DELTA = 5e-4
 
@@ -62,7 +62,7 @@ def client(configuration: Config, *, noise: float = 1.0, dimension: int = 40) ->
 
 
 def test_crafted_gradients_are_those_of_the_linear_model() -> None:
-    model = linear_model(Layout(("a", "b"), ((3, 2), (4,))))
+    model = linear_model(layout({"a": (3, 2), "b": (4,)}))
     x = 10 * torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
     model.load(torch.randn(10, generator=torch.Generator().manual_seed(1)))
     y = torch.zeros(5, dtype=torch.int64)

@@ -30,7 +30,7 @@ from fedveil.methods.method_registry import METHODS
 from fedveil.papers.convergent_dp.audit import LinearRun, audit_linear_loss
 from fedveil.release.noise import Randomness
 from fedveil.statement.statement_layout import read_statement, to_dict
-from fedveil.training.params import Layout
+from method_kit import layout as layout_of
 
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 DELETED = {**RECORD, "adjacency": "zero_out"}
@@ -168,7 +168,7 @@ def test_half_the_noise_at_the_door_is_refuted(rounds: int) -> None:
     ],
 )
 def test_the_worst_shift_costs_what_the_plan_is_charged(plan: Plan) -> None:
-    layout = Layout(("a", "b", "c"), ((4,), (3,), (2,)))
+    layout = layout_of({"a": (4,), "b": (3,), "c": (2,)})
     std = plan.noise_std if isinstance(plan.noise_std, torch.Tensor) else torch.full((3,), plan.noise_std)
     shift = worst_shift(plan, layout)
     assert float((shift / layout.expand(std)).norm()) == pytest.approx(plan_mu(plan, layout, 1), rel=1e-5)

@@ -13,8 +13,8 @@ from fedveil.attacks.replay import replay
 from fedveil.deploy.central_dp import AppRun, matching_configuration
 from fedveil.errors import ConfigError
 from fedveil.experiment.config_files import read_config
-from fedveil.training.params import Layout
 from joined_clients import Machines, consent, served
+from method_kit import layout
 
 
 def test_a_run_of_a_flower_app_has_no_data_to_attack_or_audit(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_run_of_a_flower_app_has_no_data_to_attack_or_audit(tmp_path: Path) ->
         "training": {"rounds": 2, "clients_per_round": 3},
         "privacy": {"delta": 1e-3, "view": "aggregate", "epsilon": 8.0},
     }
-    made = matching_configuration(sections, 6, Layout(("a",), ((4,),)))
+    made = matching_configuration(sections, 6, layout({"a": (4,)}))
     AppRun.begin(tmp_path / "run", made, 6, "a page").close()
     said = r"^data\.name = 'flower-app': a run of a Flower app \(CentralDP\), .* data on this machine$"
     with pytest.raises(ConfigError, match=said):

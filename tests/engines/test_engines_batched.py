@@ -41,7 +41,9 @@ from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
-from fedveil.training.params import FlatModel, Layout
+from fedveil.training.params import FlatModel
+from method_kit import layout as layout_of
+from method_kit import local_of, model_of, spec_of
 from pretend_gpu import PretendGpu
 
 RUNS = dict(every_method())
@@ -84,12 +86,12 @@ def assert_close(one: Progress, other: Progress) -> None:
 def test_stacked_gradients_are_those_of_each_model_alone(name: str, shape: tuple[int, ...], clip: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     modules = [registry.build(name, shape, 5, seed).double() for seed in range(3)]
-    layout = Layout.of({k: p.shape for k, p in modules[0].named_parameters()})
+    layout = layout_of({k: tuple(p.shape) for k, p in modules[0].named_parameters()})
     vectors = torch.stack([torch.cat([p.detach().flatten() for p in m.parameters()]) for m in modules])
     xs = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (4, 1, 3)]
     ys = [torch.randint(0, 5, (len(x),), generator=generator) for x in xs]
     learned = vectorised(modules[0]), layout, by_example(Classification())
-    losses, grads = gradients(learned, LocalSpec(batch_clip=clip), vectors, *padded(xs, ys))
+    losses, grads = gradients(learned, spec_of(batch_clip=clip), vectors, *padded(xs, ys))
     for i, module in enumerate(modules):
         loss = torch.nn.functional.cross_entropy(module(xs[i]), ys[i])
         loss.backward()
@@ -111,8 +113,8 @@ def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples(dtype: t
 
 @pytest.mark.parametrize("rows", [(2, 0, 1), (1, 0), (2, 1)])
 def test_requests_may_come_in_any_order_and_from_some_of_the_models(rows: tuple[int, ...]) -> None:
-    model = FlatModel(registry.build("mlp", (4,), 3, 0, hidden=[5]))
-    stack, alone = Stack(model, LocalSpec(), 3, Classification()), Stack(model, LocalSpec(), 3, Classification())
+    model = model_of(registry.build("mlp", (4,), 3, 0, hidden=[5]))
+    stack, alone = (Stack(model, spec_of(), 3, Classification()) for _ in range(2))
     generator = torch.Generator().manual_seed(1)
     both = []
     for part in (stack, alone):
@@ -129,7 +131,7 @@ def test_requests_may_come_in_any_order_and_from_some_of_the_models(rows: tuple[
 
 
 def local_on(model: FlatModel) -> Local:
-    return Local(model, model.vector, LocalSpec(), BatchGradient(), torch.Generator())
+    return local_of(model, start=model.vector)
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

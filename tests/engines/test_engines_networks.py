@@ -20,8 +20,8 @@ from fedveil.models.modules import GlobalMean, MaxPool2x2, ResidualBlock, TokenM
 from fedveil.models.networks import Transformer
 from fedveil.models.parts import LoraOptions
 from fedveil.tasks.classification import Classification
-from fedveil.training.local import LocalSpec
-from fedveil.training.params import FlatModel, called_with, copied
+from fedveil.training.params import called_with, copied
+from method_kit import model_of, spec_of
 
 Make = Callable[[], nn.Module]
 CLIENTS, LABELS = 3, torch.arange(24) % 4
@@ -310,7 +310,7 @@ def test_a_copy_has_the_hooks_of_its_parameters() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_copied_script_trains_itself_and_not_the_original() -> None:
     one = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
-    model = FlatModel(copied(one))
+    model = model_of(copied(one))
     model.module(torch.ones(1, 2)).sum().backward()
     assert bool(model.grad.any())
     assert all(p.grad is None for p in one.parameters())
@@ -368,10 +368,10 @@ class FirstSeen(nn.Module):
 def stacked_and_alone(module: nn.Module, xs: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The gradients of three models whose batches differ in length, in one pass and by themselves."""
     ys = [torch.arange(len(x)) % 3 for x in xs]
-    model = FlatModel(module)
+    model = model_of(module)
     vectors = model.vector + 0.1 * torch.randn(len(xs), model.layout.dimension)
     learned = vectorised(module), model.layout, by_example(Classification())
-    _, together = gradients(learned, LocalSpec(), vectors, *padded(xs, ys))
+    _, together = gradients(learned, spec_of(), vectors, *padded(xs, ys))
     alone = []
     for vector, x, y in zip(vectors, xs, ys, strict=True):
         model.load(vector)
@@ -390,7 +390,7 @@ def test_layers_in_a_stack_have_the_gradients_of_each_alone(shape: tuple[int, ..
     network.append(nn.Linear(width, 3))
     one, other = stacked_and_alone(network, [torch.randn(n, *shape) for n in (4, 1, 3)])
     assert apart(one, other) < 1e-5
-    assert not one_by_one_because(FlatModel(nn.Sequential(layer, nn.Flatten(), nn.Linear(width, 3))), Classification())
+    assert not one_by_one_because(model_of(nn.Sequential(layer, nn.Flatten(), nn.Linear(width, 3))), Classification())
 
 
 def test_a_table_in_a_stack_has_the_gradients_of_each_alone() -> None:
@@ -421,11 +421,11 @@ def test_every_layer_that_is_stacked_was_compared() -> None:
 )
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_options_by_which_gradients_may_differ_are_not_stacked(layer: nn.Module) -> None:
-    assert one_by_one_because(FlatModel(nn.Sequential(layer, nn.Linear(4, 3))), Classification())
+    assert one_by_one_because(model_of(nn.Sequential(layer, nn.Linear(4, 3))), Classification())
 
 
 def test_hooks_of_all_modules_are_seen() -> None:
-    model = FlatModel(plain())
+    model = model_of(plain())
     assert not one_by_one_because(model, Classification())
     handle = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
     try:

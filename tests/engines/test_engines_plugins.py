@@ -18,14 +18,13 @@ from fedveil.executors.batched import Batched
 from fedveil.executors.inline import Inline
 from fedveil.executors.pool import ProcessPool
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import Engine
 from fedveil.federation.server import server_step
 from fedveil.mechanism.plan import Plan, Released, Upload
 from fedveil.methods.base import Fixed, Policy, Setting, UploadServer
-from fedveil.methods.run_cost import Planner
 from fedveil.training.local import Local, Remembering, State
+from method_kit import planner
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
@@ -134,7 +133,7 @@ def test_what_a_client_is_handed_is_a_copy(view: str, engine: str, tmp_path: Pat
         )
         plan = replace(plan, noise_std=torch.full((len(layout),), 2 * float(plan.noise_std)))
         objective = Meddling(run.context.objective) if meddle else run.context.objective
-        runs.append(ran(with_parts(run, policy=Planner.of(Fixed(plan), run.setting), objective=objective), engine))
+        runs.append(ran(with_parts(run, policy=planner(Fixed(plan), run.setting), objective=objective), engine))
         plans.append(plan)
     (calm, honest), (progress, uploads) = runs
     assert torch.equal(calm.model, progress.model)
@@ -319,7 +318,7 @@ def test_an_impure_plan_leaves_no_coordinate_without_noise(view: str, engine: st
     run = job(configuration, tmp_path)
     d = run.setting.layout.dimension
     plain = replace(run.context.policy.part.always, support=torch.ones(d, dtype=torch.bool))  # type: ignore[union-attr]
-    progress, uploads = ran(with_parts(run, policy=Planner.of(Moody(plain), run.setting), objective=Loud()), engine)
+    progress, uploads = ran(with_parts(run, policy=planner(Moody(plain), run.setting), objective=Loud()), engine)
     assert not any(row["failures"] for row in progress.history)
     entries = charged(tmp_path)
     order = sorted(uploads, key=lambda u: (u.round, u.client))
@@ -427,7 +426,7 @@ def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) 
     assert step is not None
     rows = np.r_[0, int(clients.offsets[1]) : len(clients.y)]  # client 0 has one example
     fewer = np.where(clients.offsets > 0, clients.offsets - int(clients.offsets[1]) + 1, 0)
-    run = with_parts(run, clients=Clients(clients.x[rows], clients.y[rows], fewer))
+    run = with_parts(run, clients=replace(clients, x=clients.x[rows], y=clients.y[rows], offsets=fewer))
     progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective, step.steps, run.setting.records)), engine)
     assert not any(row["failures"] for row in progress.history)
     assert all(u.vector.any() for u in uploads)
@@ -455,7 +454,7 @@ def test_a_broken_record_is_not_seen_under_dp_sgd(value: float, engine: str, tmp
         if world == "without":
             rows = torch.cat([rows[: end - 1], rows[end:]])
             offsets[3:] -= 1
-        run = with_parts(run, clients=Clients(x[rows], clients.y[rows], offsets))
+        run = with_parts(run, clients=replace(clients, x=x[rows], y=clients.y[rows], offsets=offsets))
         progress, uploads = ran(run, engine)
         refused.append(sum(row["failed"] for row in progress.history))
         assert all(u.vector.isfinite().all() and u.vector.any() for u in uploads)
@@ -480,7 +479,7 @@ def test_the_noise_of_dp_sgd_does_not_tell_how_many_records_a_client_has(tmp_pat
     run = job(configuration, tmp_path)
     clients = run.context.clients
     rows = torch.arange(660) % len(clients.y)
-    uneven = Clients(clients.x[rows], clients.y[rows], np.array([0, 60, 660]))
+    uneven = replace(clients, x=clients.x[rows], y=clients.y[rows], offsets=np.array([0, 60, 660]))
     progress, uploads = ran(with_parts(run, clients=uneven), "inline")
     assert progress.history[0]["failures"] == {}
     stds = [float(u.vector.std()) for u in uploads]

@@ -30,9 +30,9 @@ from fedveil.federation.round import Engine
 from fedveil.methods.base import Policy, Setting, gaussian_plan
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.methods.method import Method
-from fedveil.methods.run_cost import Planner
 from fedveil.training.local import Local, Plain, Remembering
 from forked_program import ForkedProgram
+from method_kit import planner
 
 RUNS = dict(every_method())
 
@@ -75,7 +75,7 @@ def test_workers_are_spawned_where_a_forked_process_cannot_train(monkeypatch: py
 def test_workers_are_spawned_where_the_parent_trains_on_public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps come after the pool has asked whether a forked process can train."""
     plain = job(RUNS[SPAWNED[0]], tmp_path / "run").context
-    asking = replace(plain, policy=Planner.of(Asking(), plain.policy.setting))
+    asking = replace(plain, policy=planner(Asking(), plain.policy.setting))
     assert (start_method(plain), start_method(asking)) == ("fork", "fork")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (start_method(plain), start_method(asking)) == ("fork", "spawn")
@@ -348,7 +348,7 @@ class Broken(Policy):
 
 def test_a_bug_outside_training_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-server"], tmp_path)
-    run = replace(run, context=replace(run.context, policy=Planner.of(Broken(), run.setting)))
+    run = replace(run, context=replace(run.context, policy=planner(Broken(), run.setting)))
     pool = ProcessPool(run.context, 2)
     with pytest.raises(RuntimeError, match=r"in a worker:(.|\n)*ZeroDivisionError: a bug"):
         fit(run, pool, start(run))

@@ -22,14 +22,13 @@ from fedveil.executors.stacked_models import by_example, dense, keeps_apart, los
 from fedveil.experiment.config import Config
 from fedveil.experiment.config_files import read_config
 from fedveil.experiment.run import run
-from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, client_round, planned, sealed_outcome
 from fedveil.mechanism.plan import Plan, Released
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.tasks.classification import Classification
-from fedveil.training.local import LocalSpec, Plain
-from fedveil.training.params import FlatModel
+from fedveil.training.local import Plain
+from method_kit import model_of, spec_of
 
 SIZES = (1, 5, 16, 20, 32, 20, 5, 33, 17, 1)
 """Examples of each client: short batches, several batches, equals."""
@@ -46,7 +45,7 @@ def federation(folder: Path, configuration: Config | None = None) -> Federation:
     made = job(configuration or small(), folder)
     ends = np.concatenate([[0], np.cumsum(SIZES)])
     digits = made.context.clients
-    clients = Clients(digits.x, digits.y.clone(), ends.astype(np.int64))
+    clients = replace(digits, y=digits.y.clone(), offsets=ends.astype(np.int64))
     return replace(made, context=replace(made.context, clients=clients))
 
 
@@ -206,7 +205,7 @@ def test_where_rows_are_not_kept_apart_clients_train_as_inline(tmp_path: Path, m
 
 
 def test_a_pass_that_lets_rows_touch_each_other_is_found() -> None:
-    model = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    model = model_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
     apart, examples, targets = dense(model.module), torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
 
     def touching(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -215,8 +214,8 @@ def test_a_pass_that_lets_rows_touch_each_other_is_found() -> None:
 
     for forward, kept in ((apart, True), (touching, False)):
         learned = forward, model.layout, losses_of(Classification())
-        assert keeps_apart(learned, LocalSpec(), (4, 32), examples, targets) is kept
-    assert keeps_apart((touching, model.layout, losses_of(Classification())), LocalSpec(), (1, 32), examples, targets)
+        assert keeps_apart(learned, spec_of(), (4, 32), examples, targets) is kept
+    assert keeps_apart((touching, model.layout, losses_of(Classification())), spec_of(), (1, 32), examples, targets)
 
 
 @pytest.mark.parametrize("task", [Classification(), Classification(class_weights=(1.0, 2.0, 0.5))])
@@ -252,7 +251,7 @@ SHARED = nn.Linear(4, 4)
     ],
 )
 def test_which_networks_can_be_stacked(module: nn.Module, dense_only: bool) -> None:
-    why = obstacle(FlatModel(module), LocalSpec(), Plain(), Classification())
+    why = obstacle(model_of(module), spec_of(), Plain(), Classification())
     assert why == ("" if dense_only else "its network is not a flattening of examples and then dense layers, all of them trained")
 
 

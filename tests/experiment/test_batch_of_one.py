@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +24,8 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.tasks.task_registry import TASKS
-from fedveil.training.local import LocalSpec
 from flower_nodes import Nodes
+from method_kit import spec_of
 from own_names import forgotten_after
 
 pytestmark = pytest.mark.heavy
@@ -136,7 +137,7 @@ def test_a_single_example_is_normalised_by_the_running_statistics_which_stay(tmp
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("batch", [1, 2, 7, 8])
 def test_batches_of_a_pass(batch: int, pairs: bool) -> None:
-    spec = LocalSpec(epochs=3, batch_size=batch, pairs=pairs)
+    spec = replace(spec_of(local_epochs=3, batch_size=batch), pairs=pairs)
     for examples in range(1, 40):
         sizes = spec.batch_sizes(examples)
         assert sum(sizes) == examples

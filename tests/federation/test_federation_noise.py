@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,10 @@ from fedveil.mechanism.plan import DpSgd, Plan, Upload
 from fedveil.methods.base import CoverageMean, Mean
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.release.dpsgd import step_noise
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain
-from fedveil.training.params import FlatModel, Layout
-from method_kit import stepped
+from fedveil.training.local import Local, LocalSpec, Plain
+from method_kit import layout, local_of, spec_of, stepped
 
-LAYOUT = Layout.of({"a": (3,), "b": (2,)})
+LAYOUT = layout({"a": (3,), "b": (2,)})
 VARIANCES = [torch.tensor([4.0, 1.0]), torch.tensor([9.0, 16.0])]
 SUPPORTS = [torch.tensor([True, True, False, True, False]), torch.tensor([False, True, True, True, False])]
 WEIGHTS = (1.0, 0.5)
@@ -70,12 +70,10 @@ def test_nothing_is_told_where_nothing_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("optimizer", "known"),
-    [(OptimizerSpec(lr=0.5), True), (OptimizerSpec(lr=0.5, momentum=0.9), False), (OptimizerSpec("adam", 0.01), False)],
+    [({"lr": 0.5}, True), ({"lr": 0.5, "momentum": 0.9}, False), ({"name": "adam", "lr": 0.01}, False)],
 )
-def test_noise_in_a_gradient_counts_by_the_rate_of_plain_sgd(optimizer: OptimizerSpec, known: bool) -> None:
-    model = FlatModel(torch.nn.Linear(2, 2))
-    spec = LocalSpec(optimizer=optimizer, schedule="cyclic")
-    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), steps=2)
+def test_noise_in_a_gradient_counts_by_the_rate_of_plain_sgd(optimizer: dict[str, Any], known: bool) -> None:
+    local = local_of(torch.nn.Linear(2, 2), training={"optimizer": optimizer, "schedule": "cyclic"}, steps=2)
     for local.step in range(2):
         local.noised_gradient(torch.tensor([8.0, 2.0]))
     assert local.noise_power is not None
@@ -105,13 +103,13 @@ def test_an_objective_has_no_say_in_the_figures_of_a_proven_release(view: View) 
 
 def test_noise_of_dp_sgd_steps_follows_from_the_plan() -> None:
     plan = DpSgd(clip=2.0, noise_multiplier=3.0, rate=0.5, steps=2, expected=6.0, cap=12)
-    spec = LocalSpec(optimizer=OptimizerSpec(lr=0.5), schedule="cyclic")
+    spec = spec_of(optimizer={"lr": 0.5}, schedule="cyclic")
     assert step_noise(plan, spec, LAYOUT, 0).tolist() == pytest.approx([n * 0.3125 for n in LAYOUT.sizes])
 
 
 def test_what_all_clients_of_a_round_share_is_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = DpSgd(clip=2.0, noise_multiplier=3.0, rate=0.5, steps=5, expected=6.0, cap=12)
-    spec, gain, asked = LocalSpec(optimizer=OptimizerSpec(lr=0.0625), schedule="iterative"), LocalSpec.gain, []
+    spec, gain, asked = spec_of(optimizer={"lr": 0.0625}, schedule="iterative"), LocalSpec.gain, []
 
     def counted(self: LocalSpec, round: int, step: int, steps: int) -> float:
         asked.append(step)

@@ -38,12 +38,13 @@ def hand_gradient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.concatenate([(error.T @ x / len(y)).ravel(), error.mean(0)])
 
 
-def test_one_round_of_fedavg_by_hand() -> None:
-    progress = trained(federation(FedAvg(), [ONE, TWO]))
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_one_round_of_fedavg_by_hand(view: View) -> None:
+    progress = trained(federation(FedAvg(), [ONE, TWO], view=view))
     updates = [-0.5 * hand_gradient(np.array(x), np.array(y)) for x, y in (ONE, TWO)]
     expected = (2 * updates[0] + 1 * updates[1]) / 3
     assert progress.model.numpy() == pytest.approx(expected, abs=1e-6)
-    uniform = trained(federation(FedAvg(weighting="uniform"), [ONE, TWO]))
+    uniform = trained(federation(FedAvg(weighting="uniform"), [ONE, TWO], view=view))
     assert uniform.model.numpy() == pytest.approx((updates[0] + updates[1]) / 2, abs=1e-6)
 
 

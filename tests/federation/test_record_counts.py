@@ -37,16 +37,16 @@ from fedveil.release.dpsgd import PerExampleGradient, counts_exponent, counts_of
 from fedveil.release.noise import Randomness
 from fedveil.tasks.classification import SCORE_EDGES, Binary, Classification
 from fedveil.tasks.scores import auc
-from fedveil.training.params import FlatModel, Layout
 from fedveil.verify import verify_run
 from fedveil.verify.row_costs import Expected, RowCosts
 from flower_nodes import Nodes
 from joined_clients import Machines, configuration, consent, files, served
+from method_kit import layout, model_of
 from resumed_runs import go, interrupted
 
 BINS = len(SCORE_EDGES) + 1
 STEP = DpSgd(1.0, 2.0, 0.25, 8, 10.0, 100)
-LAYOUT = Layout(("a",), ((4,),))
+LAYOUT = layout({"a": (4,)})
 
 
 def by_record(view: str = "server", **privacy: Any) -> Config:
@@ -94,7 +94,7 @@ class Fixed(torch.nn.Module):
 
 def cells_of(values: list[float], classes: list[int]) -> torch.Tensor:
     x, y = torch.tensor(values, dtype=torch.float32).reshape(-1, 1), torch.tensor(classes[: len(values)])
-    return cells_by_record(Binary(), FlatModel(Fixed()), x, y)
+    return cells_by_record(Binary(), model_of(Fixed()), x, y)
 
 
 scores = st.one_of(st.floats(-20, 20, width=32), st.sampled_from([math.nan, math.inf, -99.0, *SCORE_EDGES]))
@@ -115,7 +115,7 @@ def test_a_record_moves_its_own_cell_alone(values: list[float], data: Any) -> No
 
 
 def test_a_record_on_which_the_network_fails_is_not_counted_and_changes_nothing() -> None:
-    model = FlatModel(Fixed())
+    model = model_of(Fixed())
     x = torch.tensor([[0.5], [-99.0], [math.nan], [-5.0]])
     cells = cells_by_record(Binary(), model, x, torch.tensor([1, 1, 1, 0]))
     assert cells.sum(1).tolist() == [1, 0, 0, 1]

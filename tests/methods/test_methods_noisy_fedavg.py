@@ -93,7 +93,7 @@ def test_no_update_goes_further_and_an_aligned_one_goes_as_far(schedule: str, tm
     job = job_of(config, tmp_path / "b")
     job.context.model.vector.zero_()
     x = torch.full((1, *job.context.clients.x.shape[1:]), 50.0)
-    (aligned,) = _uploads(job, Clients(x, torch.tensor([0]), np.array([0, 1])))
+    (aligned,) = _uploads(job, replace(job.context.clients, x=x, y=torch.tensor([0]), offsets=np.array([0, 1])))
     assert float(aligned.vector.norm()) == pytest.approx(bound, rel=1e-3)
 
 

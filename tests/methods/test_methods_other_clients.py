@@ -47,7 +47,7 @@ def methods() -> Iterator[tuple[str, dict[str, object], Config]]:
 def fewer(clients: Clients, lost: int) -> Clients:
     """The same clients, of whom the first has so many examples less; all others' lie elsewhere in memory."""
     offsets = np.where(np.arange(len(clients.offsets)) > 0, clients.offsets - lost, 0)
-    return Clients(clients.x[lost:].clone(), clients.y[lost:].clone(), offsets)
+    return replace(clients, x=clients.x[lost:].clone(), y=clients.y[lost:].clone(), offsets=offsets)
 
 
 def outcomes(context: Context, task: ClientTask) -> dict[str, torch.Tensor]:

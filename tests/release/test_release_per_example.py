@@ -42,7 +42,7 @@ NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resne
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "resnet18" else n for n in NETWORKS])
 def test_built_in_networks_in_batches_and_one_example_at_a_time(name: str) -> None:
     module, (x, y) = build(name, NETWORKS[name], 4, 1).double(), examples(*NETWORKS[name])
     assert per_example.known(module)

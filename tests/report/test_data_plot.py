@@ -21,6 +21,7 @@ def partition_of(clients: int, alpha: float = 0.5) -> Partition:
     return partition("dirichlet", LABELS, clients=clients, alpha=alpha, too_small="top-up", seed=1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("clients", [1, 2, 20, 60, 61, 1000])
 def test_a_figure_is_written(tmp_path: Path, clients: int) -> None:
     train, test = client_test_split(partition_of(clients), 0.2, seed=1)

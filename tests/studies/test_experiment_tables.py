@@ -8,9 +8,9 @@ from typing import Any
 
 from fedveil.experiment.run_directory import append_history, write_history
 from fedveil.federation.history import Record
-from fedveil.training.params import Layout
+from method_kit import layout
 
-LAYOUT = Layout.of({"w": (2, 2), "b": (2,)})
+LAYOUT = layout({"w": (2, 2), "b": (2,)})
 
 
 def row(t: int, failures: dict[int, str], scores: dict[str, Any] | None = None, **more: Any) -> Record:

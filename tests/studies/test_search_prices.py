@@ -71,6 +71,7 @@ def by_library(rounds: list[tuple[float, int]]) -> float:
     return float(one.get_epsilon(DELTA / LAW.mean) + (1 + LAW.eta) * aside)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "shape"),
     [

@@ -10,8 +10,9 @@ from torch import nn
 
 from fedveil.methods.base import Setting
 from fedveil.papers.fedglp_adp import fisher_baselines
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.training.local import Local
 from fedveil.training.params import FlatModel
+from method_kit import local_of, model_of
 
 X = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.2, -0.3, 0.8, 1.0], [0.0, 1.0, 1.0, -1.0], [1.5, 0.1, 0.4, -0.6]])
 Y = torch.tensor([0, 1, 1, 0])
@@ -25,14 +26,13 @@ def network(shift: float) -> FlatModel:
             n = p.numel()
             base = torch.linspace(-0.5, 0.5, n) * (0.7 if i % 2 else 1.0) + 0.1 * i + 0.05
             p.copy_((base + shift * torch.cos(torch.arange(n).float())).view(p.shape))
-    return FlatModel(module)
+    return model_of(module)
 
 
 def client(epochs: int, **state: Any) -> Local:
     """One batch an epoch, Adam at 0.01; the client's own model is `network(0.3)`."""
-    spec = LocalSpec(epochs=epochs, batch_size=4, optimizer=OptimizerSpec("adam", 0.01))
-    model = network(0.0)
-    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), data=(X, Y), examples=4, steps=epochs)
+    training = {"local_epochs": epochs, "batch_size": 4, "optimizer": {"name": "adam", "lr": 0.01}}
+    local = local_of(network(0.0), training=training, data=(X, Y), examples=4, steps=epochs)
     local.state.update(personal=network(0.3).vector.clone(), **state)
     local.normal = torch.zeros
     return local

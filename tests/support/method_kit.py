@@ -35,7 +35,7 @@ from fedveil.methods.run_cost import Planner, events_in_view
 from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
-from fedveil.training.local import BatchGradient, GradientSource, Local
+from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec
 from fedveil.training.params import FlatModel, Layout
 
 
@@ -105,7 +105,7 @@ def local_of(
 ) -> Local:
     """What a client works on in a round, from the network's parameters on, with the gradients of its loss or of `source`."""
     model = network if isinstance(network, FlatModel) else FlatModel(network)
-    spec = local_spec(fv.configure(training=training or {}))
+    spec = spec_of(**(training or {}))
     start = more.pop("start", model.vector.clone())
     return Local(model, start, spec, source or BatchGradient(), torch.Generator().manual_seed(0), **more)
 
@@ -122,8 +122,18 @@ def upload(vector: list[float], start: list[float], noise_std: float = 0.0, layo
 
 
 def planner(method: Any, s: Setting) -> Planner:
-    """What makes the plans of a method in a setting."""
-    return Planner.of(method.release(s), s)
+    """What makes the plans of a method in a setting, or of a release part by itself."""
+    return Planner.of(method.release(s) if hasattr(method, "release") else method, s)
+
+
+def spec_of(**training: Any) -> LocalSpec:
+    """What a section `training` says of local training."""
+    return local_spec(fv.configure(training=training))
+
+
+def model_of(network: nn.Module) -> FlatModel:
+    """A network as one vector of its parameters."""
+    return local_of(network).model
 
 
 def stepped(method: Any, uploads: Sequence[Upload], model: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from fedveil.tasks.regression import Regression
 from fedveil.tasks.task import Column, Task
 from fedveil.tasks.task_check import check_task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
-from fedveil.training.params import FlatModel
+from method_kit import model_of
 from own_names import forgotten_after
 from task_runs import CLASSES, info, made
 from task_runs import TASKS as SECTIONS
@@ -107,7 +107,7 @@ def test_a_loss_of_whole_batches_has_to_be_one_number() -> None:
 def test_a_network_that_does_not_fit_the_task_is_refused_with_what_is_needed() -> None:
     x, y = torch.zeros(3, 6), torch.zeros(3, 4, 4, dtype=torch.long)
     with pytest.raises(ConfigError, match=r"network gives \[3, 3\].*targets are \[3, 4, 4\].*needs \[n, C, H, W\], a score"):
-        check_output(FlatModel(torch.nn.Linear(6, 3)), x, y, task_from({"name": "segmentation"}))
+        check_output(model_of(torch.nn.Linear(6, 3)), x, y, task_from({"name": "segmentation"}))
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

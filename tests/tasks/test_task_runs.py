@@ -28,8 +28,8 @@ from fedveil.report.figures import plot_run
 from fedveil.report.report import write_report
 from fedveil.statement.statement_layout import to_dict, to_markdown
 from fedveil.statement.statement_text import statement_text
-from fedveil.training.params import FlatModel
 from fedveil.verify import verify_run
+from method_kit import model_of
 from task_runs import BY_EXAMPLE, PLACES, SYMBOLS, TASKS, Sequence, assembled, made, small
 
 LEVELS = [(name, level) for name in TASKS for level in ("client", "record") if level == "client" or name in BY_EXAMPLE]
@@ -101,7 +101,7 @@ def test_a_run_directory_verifies_and_is_shown(name: str, level: str, tmp_path: 
 
 def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     data, task, seen = made("token-prediction"), small("token-prediction").task, []
-    model = FlatModel(Sequence())
+    model = model_of(Sequence())
     model.module.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     whole = task.scores(*evidence(task, model, *test))

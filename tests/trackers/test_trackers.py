@@ -25,7 +25,7 @@ from fedveil.experiment.run_directory import write_history
 from fedveil.experiment.tracking import RunInfo, epsilons, numbers
 from fedveil.federation.history import Record
 from fedveil.statement.statement_layout import to_markdown
-from fedveil.training.params import Layout
+from method_kit import layout
 
 LAYERS = ["fc1.weight", "fc1.bias"]
 
@@ -381,7 +381,7 @@ HISTORY = [
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    write_history(tmp_path, HISTORY, Layout.of({"a": (2,), "b": (1,)}))
+    write_history(tmp_path, HISTORY, layout({"a": (2,), "b": (1,)}))
     return tmp_path
 
 

@@ -22,9 +22,9 @@ from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.ledger.entry import event_columns
 from fedveil.mechanism.cost import plan_mu
 from fedveil.mechanism.plan import Extra, Plan
-from fedveil.training.params import Layout
 from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve, gaussian_epsilon
+from method_kit import layout
 
 GRID = list(itertools.product((0.01, 0.1, 0.5), (0.7, 1.0, 3.0), (1, 50, 1000), (1e-3, 1e-6)))
 SPREAD = GRID[::7]
@@ -140,7 +140,7 @@ def test_almost_without_noise_the_number_of_rounds_counts(adjacency: Adjacency, 
     assert sampled(0.01, 0.001, 100, 1e-5, adjacency).epsilon == pytest.approx(7 * sizes * 1e6, rel=5e-3)
 
 
-LAYOUT = Layout.of({"a": (3,), "b": (2, 2), "c": (5,)})
+LAYOUT = layout({"a": (3,), "b": (2, 2), "c": (5,)})
 SIZES = st.floats(0.01, 10.0)
 
 

@@ -18,6 +18,7 @@ from fedveil.attacks.gan import (
     fit,
     frechet_distance,
     from_classifier,
+    from_file,
     predictions,
     split_by_class,
 )
@@ -71,6 +72,25 @@ def test_scores_carry_the_extractor_and_floors(digits: tuple[Tensor, Tensor]) ->
     assert scores.n == 80
     with pytest.raises(ConfigError, match="at least"):
         class_scores(others[:1], real, others, 3, extractor, lambda images: images)
+
+
+def test_features_of_a_file_stand_in_for_the_judge(digits: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    """A saved network, as Inception would be: the distance is that of its outputs, under its name."""
+    images, y = digits
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 5)).requires_grad_(False)
+    program = torch.export.export(network, (images[:4],), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch.export.save(program, tmp_path / "five.pt2")
+    given = from_file(str(tmp_path / "five.pt2"))
+    assert torch.allclose(given.features(images[:10]), network(images[:10]))
+    real, others = split_by_class(images, y, 3)
+    scores = class_scores(real[40:80], real, others, 3, given, lambda x: torch.zeros(len(x), 10))
+    assert scores.metric == "FD-five"
+    assert scores.distance == pytest.approx(
+        frechet_distance(network(real[40 : 40 + scores.n]), network(real[: scores.n])), rel=1e-6
+    )
+    (tmp_path / "text.pt").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"attack\.features = .*no file of torch"):
+        from_file(str(tmp_path / "text.pt"))
 
 
 def test_generator_shapes_and_isolation() -> None:

@@ -172,9 +172,12 @@ def test_lists(call: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_partition_is_plotted(config: Path, tmp_path: Path, call: Program) -> None:
-    done = call("data", "plot", config, "--out", tmp_path / "p.png")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    preset = ("--preset", "fedglp-adp/fashion-mnist", "--set", "data.name=digits")
+    for given in ((config,), preset):
+        done = call("data", "plot", *given, "--out", tmp_path / "p.png")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        (tmp_path / "p.png").unlink()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedveil.data.catalogue import CATALOGUE, DATA_SETS, Info
+from fedveil.data.load import load
 from fedveil.data.sources import people, pictures, raw
 from fedveil.data.sources import raw as npz
 from fedveil.data.sources.pictures import unpickle
@@ -480,6 +481,12 @@ def test_femnist(tmp_path: Path) -> None:
     assert raw.users_test is not None
     assert raw.users_train.tolist() == [1, 1, 0, 2]
     assert raw.users_test.tolist() == [0]
+
+
+def test_a_clone_of_leaf_is_a_data_directory(tmp_path: Path) -> None:
+    files = {"train/a.json": leaf_json({"w1": [0, 1]}), "test/a.json": leaf_json({"w1": [2]})}
+    put(tmp_path / "clone" / "data" / "femnist" / "data", files)
+    assert load("femnist", str(tmp_path / "clone"), False).y_train.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

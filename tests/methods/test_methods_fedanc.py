@@ -461,7 +461,7 @@ def test_restricting_the_support_lowers_the_noise_at_the_same_cost() -> None:
     assert norms[0] < norms[1] / 2
 
 
-@pytest.mark.parametrize("path", h.presets("fedanc"), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in h.presets("fedanc") if "proven" not in p.stem], ids=lambda p: p.stem)
 def test_presets_of_the_paper_calibrate(path: Path) -> None:
     method, s = calibrated_setting(load_config(path))
     assert method.name == "fedanc"

@@ -17,6 +17,7 @@ from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.cost import plan_mu
+from fedveil.papers.ladp_fl.claim import scale_leak_delta
 from fedveil.papers.ladp_fl.method import LaDPFL, layer_kl, noise_kl
 from method_kit import (
     LAYOUT,
@@ -116,6 +117,20 @@ def test_published_layers_below_the_threshold_leave_without_noise() -> None:
     assert math.isinf(plan.clip)
     assert "layer norms" in answer.reads
     assert "without noise" in answer.reason
+
+
+@pytest.mark.parametrize("copies", [0, 2])
+def test_deleting_or_replicating_one_instance_shows_in_the_scale_and_in_layers_without_noise(copies: int) -> None:
+    """Instances a and b against b alone, and against a, a, b, the paper's neighbours: a step along the mean gradient."""
+    a, b = torch.tensor([0.5, 0, 0, 0, 0, 0, 0]), torch.tensor([0, 0.5, 0, 0.5, 0, 0.5, 0])
+    updates = [(n * a + b) / (n + 1) for n in (1, copies)]
+    m, s = published(bound=1.0, spread=1000.0), paper()
+    stds = [m.by_raw_layers(s, released([0.0] * 7), update).noise_std for update in updates]
+    ratio = float((stds[0] / stds[1])[0])
+    assert scale_leak_delta(1728, ratio, 0.5) > 0.02, "of a convolution of 64 channels on three, more than the claimed delta"
+    bare = published(threshold=10.0)
+    assert all(bare.by_raw_layers(s, released([0.0] * 7), update).noise_std.eq(0).all() for update in updates)
+    assert not torch.equal(*updates), "so what leaves differs for certain"
 
 
 def test_sensitivity_counts_epochs_or_steps() -> None:

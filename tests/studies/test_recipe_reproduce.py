@@ -417,7 +417,7 @@ def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = CliRunner().invoke(app, ["reproduce", "--json"])
     assert listed.exit_code == 0, listed.output
     found = {one["recipe"]: one for one in json.loads(listed.stdout)}
-    assert len(found) == 51
+    assert len(found) == 52
     table = found["ladp-fl/table-2"]
     assert (table["runnable"], table["missing"], table["small_rows"]) == (56, 0, 28)
     assert set(table["data"]) == {"cifar10", "cifar100"}

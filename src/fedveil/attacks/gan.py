@@ -12,8 +12,10 @@ never seen, not a record; classes that it owns are the control.
 from __future__ import annotations
 
 import copy
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -101,6 +103,20 @@ class Extractor:
 def from_classifier(name: str, module: nn.Module, to_inputs: Callable[[Tensor], Tensor] = lambda images: images) -> Extractor:
     """Return an extractor of the penultimate features of a classifier; `to_inputs` turns images into its inputs."""
     return Extractor(name, lambda images: features(module, to_inputs(images)))
+
+
+def from_file(path: str) -> Extractor:
+    """Return an extractor of the features of a network saved by `torch.export.save`, such as Inception.
+
+    Raises:
+        ConfigError: the file is no saved program.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ConfigError(
+            f"attack.features = {path!r}: no file of torch.export.save: save a network that turns images (n, *shape) in [0, 1] "
+            "into features (n, k), with the dimension n dynamic"
+        )
+    return Extractor(Path(path).stem, torch.no_grad()(torch.export.load(path).module()))
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:

@@ -23,6 +23,7 @@ from fedveil.attacks.gan import (
     classifier_logits,
     fit,
     from_classifier,
+    from_file,
     predictions,
     split_by_class,
 )
@@ -75,6 +76,8 @@ class GanAttack(Attack):
 
     private: the class to generate. controls: owned classes; by default the class with most of the attacker's examples.
     fakes: mislabelled images per round (active), from round `warm` on. class_head: whether the attacker trains a class head.
+    features: a file of `torch.export.save` from images in [0, 1] (n, *shape) to features (n, k), for the distance: with
+    those of Inception it is FID. Without it they are the judge's.
     """
 
     name: ClassVar[str] = "gan"
@@ -90,6 +93,7 @@ class GanAttack(Attack):
     latent: int = setting(100, least=1)
     class_head: bool = False
     judge_epochs: int | None = setting(None, least=1)
+    features: str = ""
 
     @one_thread()
     def on(self, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
@@ -108,7 +112,7 @@ class GanAttack(Attack):
         images = options.images or 400
         judge = Judge.of(snapshot, self.judge_epochs, options)
         made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, *controls)}
-        scores = {c: judge.scores(made[c], c) for c in made}
+        scores = {c: judge.scores(made[c], c, self.features) for c in made}
         wanted, n, owned = scores[private], len(own[1]), controls[0]
         accuracy = float(evaluate(snapshot.federation, snapshot.progress)["test_accuracy"])
         figures = {
@@ -133,8 +137,8 @@ class GanAttack(Attack):
         words = [
             f"{mode} client {self.attacker} with {n} examples, none of class {private}; it sees every round's model",
             f"it took part in {joined} of {snapshot.progress.round} rounds{active if mode == 'active' else ''}",
-            f"{wanted.metric} is a Frechet distance of features of the judge, {judged}: it is not FID; {wanted.n} images a side; "
-            "fewer images give larger values",
+            f"{wanted.metric} is a Frechet distance of features of {self.features or f'the judge, {judged}: it is not FID'}; "
+            f"{wanted.n} images a side; fewer images give larger values",
             "what is generated is a prototype of the class, not a record; a less accurate model alone raises the distance",
         ]
         real = {c: split_by_class(judge.images, judge.labels, c)[0][:10] for c in made}
@@ -237,10 +241,11 @@ class Judge:
         images = snapshot.bounds.images(torch.cat([clients.x, x[half:]]))
         return cls(name, module, snapshot, images, torch.cat([clients.y, y[half:]]), accuracy)
 
-    def scores(self, made: Tensor, label: int) -> ClassScores:
-        """Score generated images of one class against the real images."""
+    def scores(self, made: Tensor, label: int, file: str) -> ClassScores:
+        """Score generated images of one class against the real images, by features of the judge or of a file."""
         to_inputs = self.snapshot.bounds.inputs
         extractor = from_classifier(f"{self.snapshot.info.name}-{self.name}", self.module, to_inputs)
+        extractor = from_file(file) if file else extractor
         real, others = split_by_class(self.images, self.labels, label)
         spread = others[:: max(1, len(others) // max(len(real), 1))]
         return class_scores(made, real, spread, label, extractor, classifier_logits(self.module, to_inputs))

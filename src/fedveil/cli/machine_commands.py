@@ -15,9 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from fedveil.cli.command_options import (
-    ConfigPath,
     DataDirectory,
+    OptionalConfig,
     Overrides,
+    Preset,
     TrustPlugins,
     configuration,
     data_set_names,
@@ -80,7 +81,8 @@ def data_get(
 
 @data_app.command("plot", epilog="Example: fedveil data plot my.toml --out partition.png")
 def data_plot(
-    config: ConfigPath,
+    config: OptionalConfig = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("partition.png"),
     trust_plugins: TrustPlugins = False,
@@ -91,7 +93,7 @@ def data_plot(
     from fedveil.experiment.resolve import data_spec
     from fedveil.report.figures import plot_partition
 
-    ready = prepare(data_spec(configuration(config, None, overrides, trust_plugins)))
+    ready = prepare(data_spec(configuration(config, preset, overrides, trust_plugins)))
     info = ready.dataset.info
     plot_partition(ready.partition, strata(info, ready.dataset.y_train), info.strata, out)
     typer.echo(f"partition plot: {out}")

@@ -79,7 +79,7 @@ DATA_SETS = {
              formats=(Format(f"gzip.zip, or {', '.join(pictures.EMNIST_FILES)} (or .gz)", pictures.read_emnist),)),
         _set("femnist", "28x28 grey letters and digits by writer (LEAF)", (1, 28, 28), 62, (0, 0), ((0.5,), (0.5,)),
              "leaf.cmu.edu, from NIST special database 19; BSD 2-clause (LEAF)", users=3550,
-             folders=("femnist", "leaf/data/femnist/data"),
+             folders=("femnist", "data/femnist/data", "leaf/data/femnist/data"),
              formats=(Format("folders train and test with the JSON files that LEAF writes, below a folder femnist",
                              people.read_leaf),),
              by_hand="build it with LEAF (leaf.cmu.edu: data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample)"),

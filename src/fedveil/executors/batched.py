@@ -94,7 +94,7 @@ class Batched:
         for i, task in enumerate(todo):
             yield sealed_outcome(self.context, task, works[i], start)
 
-    def _draws(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
+    def _draws(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[object]:
         """Seed the layers' randomness: from a secret source if a plan promises anything.
 
         Which numbers a client draws depends on the sizes of all clients. With a public seed, one example fewer at one client

@@ -140,7 +140,7 @@ def cells_by_record(task: Task, model: FlatModel, x: Tensor, y: Tensor, *, stric
     cells, device = torch.zeros(len(y), shape), model.vector.device
     before, buffers = model.vector.clone(), model.buffers()
     with _testing(model) as seed_again:
-        for i, (record, target) in enumerate(zip(x.split(1), y.split(1), strict=True)):
+        for i, (record, target) in enumerate(zip(x.unsqueeze(1).unbind(), y.unsqueeze(1).unbind(), strict=True)):
             try:
                 results = task.evidence(_output(model, record.to(device)).cpu(), target)
                 if all(bool(part.isfinite().all()) for part in results):

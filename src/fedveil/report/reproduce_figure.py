@@ -38,8 +38,8 @@ def plot_reproduction(done: Reproduction) -> Path | None:
     figure.suptitle(f"{title(done)}\n{scale_text(done).partition(' (')[0].rstrip('.')}", fontsize=10)
     axes = panels(figure, len(kinds), across)
     mixed = len({draw for _, draw in kinds.values()}) > 1
-    for k, (axis, (column, draw)) in enumerate(zip(axes, kinds.values(), strict=True)):
-        draw(axis, done, column, first=mixed or k % across == 0)
+    for k, (axis, (which, draw)) in enumerate(zip(axes, kinds.values(), strict=True)):
+        draw(axis, done, which, first=mixed or k % across == 0)
     legend_below(figure, axes[0])
     path = done.folder / "result.png"
     path.parent.mkdir(parents=True, exist_ok=True)

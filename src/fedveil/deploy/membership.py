@@ -75,7 +75,7 @@ def renew(network: NetworkFolder, *, authority: bool = False, days: int = SERVER
 
 
 @dataclass(frozen=True)
-class Member:
+class NetworkClient:
     """A client of a network.
 
     fingerprint: of its key, as ssh-keygen prints it. admitted: day. seen: when it was online last, or "". removed: its key is no
@@ -91,19 +91,19 @@ class Member:
     removed: bool
 
 
-def members(network: NetworkFolder) -> list[Member]:
+def members(network: NetworkFolder) -> list[NetworkClient]:
     """Return the clients of a network by number, removed ones included."""
     seen, admitted = read_seen(network), network.admitted()
     keys = {**dict(network.removed()), **admitted}
     return [_member(number, keys[number], seen.get(str(number), {}), number not in admitted) for number in sorted(keys)]
 
 
-def _member(number: int, path: Path, seen: Mapping[str, Any], removed: bool) -> Member:
+def _member(number: int, path: Path, seen: Mapping[str, Any], removed: bool) -> NetworkClient:
     blob = base64.b64decode(path.read_bytes().split()[1])
     fingerprint = "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
     day = f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%d}"
     name = path.stem.partition("-")[2]
-    return Member(number, name, fingerprint, day, seen.get("seen", ""), seen.get("fedveil", ""), removed)
+    return NetworkClient(number, name, fingerprint, day, seen.get("seen", ""), seen.get("fedveil", ""), removed)
 
 
 def remove(network: NetworkFolder, number: int) -> None:

@@ -79,9 +79,12 @@ def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., An
         *("Proven epsilon = 2", "Proven epsilon = 8", "Without noise (no guarantee)")
     ]
     result = browser.execute_script(TEXTS, "#result .sentence")
-    best = "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p = 0.040)."
-    assert result[0].replace("\u00a0", " ") == best
-    assert "71.0\u00a0±\u00a01.4\u00a0%;" in result[0], "numbers stay on one line with their signs"
+    verdict = "At proven epsilon 2 dp-fedavg is better than dp-fedavg clip=0.01, p = 0.040."
+    assert result[0].replace("\u00a0", " ") == verdict
+    assert "p\u00a0=\u00a00.040" in result[0], "numbers stay on one line with their signs"
+    differences = browser.execute_script(TEXTS, "#result .differences")
+    assert len(differences) == len(result)
+    assert differences[0].replace("\u00a0", " ") == "Against dp-fedavg: dp-fedavg clip=0.01 -20 points."
     assert "<b>set</b> training.batch_clip" in browser.execute_script(TEXTS, "#not-compared li")[0]
     assert "with 2 seeds they cannot reach 0.05" in " ".join(browser.execute_script(TEXTS, "#how-to-read-it p"))
     (command,) = browser.execute_script(TEXTS, "pre.command")

@@ -45,10 +45,11 @@ def _verdict(found: Comparison, best: str, tested: Sequence[tuple[Row, Against]]
 
 
 def _difference(row: Row, test: Against) -> str:
-    """Return the mean paired difference to the best method and its 95 % confidence interval."""
+    """Return the mean paired difference to the best method and, where there is one, its 95 % confidence interval."""
     factor, unit = (100, " points") if row.column.percent else (1, "")
     low, high = (factor * (test.difference + side * test.half) for side in (-1, 1))
-    return f"{factor * test.difference:+.3g}{unit}, 95 % interval {low:.3g} to {high:.3g}"
+    interval = "" if math.isnan(test.half) else f", 95 % interval {low:.3g} to {high:.3g}"
+    return f"{factor * test.difference:+.3g}{unit}{interval}"
 
 
 def _p(p: float) -> str:

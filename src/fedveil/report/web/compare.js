@@ -33,7 +33,7 @@
     "Result",
     data.results.map(({ verdict, differences }) => [
       el("p.sentence", {}, verdict.replace(/ (±|%|=) ?/g, joined)),
-      differences && el("p.differences", {}, differences.replace(/ (±|%|points|to) ?/g, joined)),
+      differences && el("p.differences", {}, differences.replace(/ (%|points\b|to\b) ?/g, joined)),
     ]),
     verification(data.verification),
     cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells),

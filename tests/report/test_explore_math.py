@@ -225,9 +225,9 @@ def test_the_headline_compares_a_claim_with_a_proof_of_the_same_only(ask: Ask) -
 
 
 def test_the_headline_names_another_delta(ask: Ask) -> None:
-    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=1)
+    p = setting(family="ladp-fl", view="server", unit="record", adjacency="zero_out", batch=400, rounds=1)
     assert "times" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
-    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=10)
+    p = setting(family="ladp-fl", view="server", unit="record", adjacency="zero_out", batch=400, rounds=10)
     assert "another δ (10⁻⁵, not 10⁻⁶)" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
 
 

@@ -35,15 +35,15 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, sealed_outcome
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.grid import exponent_for
-from fedveil.mechanism.plan import Released, Upload
+from fedveil.mechanism.plan import Upload
 from fedveil.methods.fedavg import DPFedAvg, FedAvg
 from fedveil.models import model_registry as registry
 from fedveil.release.sealed import SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
 from fedveil.training.params import FlatModel
+from method_kit import first_task, local_of, model_of, spec_of
 from method_kit import layout as layout_of
-from method_kit import local_of, model_of, spec_of
 from pretend_gpu import PretendGpu
 
 RUNS = dict(every_method())
@@ -399,7 +399,7 @@ def test_what_clients_draw_in_turns_is_secret_where_something_is_promised(
         context = replace(run.context, objective=Drawing())
         trained.append([])
         with Batched(context) as workers:
-            tasks = [ClientTask(client, Released(0, context.model.vector.clone(), None), 1.0) for client in range(4)]
+            tasks = [first_task(run, client) for client in range(4)]
             assert not any(outcome.error for outcome in workers.map(tasks))
     assert len(trained[0]) == 4
     assert all(torch.equal(one, two) != secret for one, two in zip(*trained, strict=True))

@@ -393,6 +393,7 @@ def of_records(isolation: str, folder: Path, first: float = 1.0, *, keeps: bool 
     return (fv.train(config, folder, data=data).model.vector - before) * 11 / (0.1 * 0.5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("per_example", "steps"), [("vmap", 6), ("loop", 2)])
 def test_a_pass_of_its_own_moves_no_other_record(per_example: str, steps: int, tmp_path: Path) -> None:
     """What is kept from one pass of a client to the next moves others, if the passes have one process."""

@@ -24,13 +24,13 @@ from fedveil.experiment.assembly import federation
 from fedveil.experiment.resolve import opened
 from fedveil.federation.plain_state import is_storable
 from fedveil.federation.progress import Federation
-from fedveil.federation.round import ClientTask, Work, attempted, planned
+from fedveil.federation.round import Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
-from fedveil.mechanism.plan import Released
 from fedveil.methods.base import Setting
 from fedveil.methods.fedavg import DPFedAvg
 from fedveil.methods.method_registry import METHODS
 from fedveil.training.local import Client, Local, Plain, Remembering, State
+from method_kit import first_task
 
 SECRETS = (0.5, 9.0)
 """What client 0 holds, in two worlds that differ in nothing else."""
@@ -235,8 +235,7 @@ class OwnMethod(DPFedAvg):
 def test_nothing_of_the_client_before_is_left(kind: str, tmp_path: Path) -> None:
     """What an objective kept moved the others' clipped updates by 3.3 clips; so did a gradient that `backward` added to."""
     run = own_run(kind, tmp_path)
-    model = run.context.model.vector.clone()
-    tasks = [ClientTask(client, Released(0, model, None), 1.0) for client in range(2)]
+    tasks = [first_task(run, client) for client in range(2)]
     alone, _, after = (attempted(run.context, task, planned(run.context, task)) for task in (tasks[1], *tasks))
     assert isinstance(alone, Work)
     assert isinstance(after, Work)

@@ -19,11 +19,9 @@ from fedveil.federation import evaluation
 from fedveil.federation.clients import Clients
 from fedveil.federation.evaluation import evaluate, release_score
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.round import ClientTask, Work, attempted, planned
-from fedveil.mechanism.plan import Released
+from fedveil.federation.round import Work, attempted, planned
 from fedveil.release.noise import Randomness
 from fedveil.tasks.classification import Classification
-from fedveil.training.params import FlatModel
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch": lambda z: functional.dropout(z),  # in tests as well, since nothing says that it trains: a common slip
@@ -48,7 +46,7 @@ def without_some(clients: Clients, fewer: int) -> Clients:
     """The same clients, of whom the first has so many examples less."""
     offsets = clients.offsets.copy()
     offsets[1:] -= fewer
-    return Clients(clients.x[fewer:], clients.y[fewer:], offsets)
+    return replace(clients, x=clients.x[fewer:], y=clients.y[fewer:], offsets=offsets)
 
 
 def worlds(source: str, *, fewer: int = 1, **privacy: object) -> list[Federation]:
@@ -60,7 +58,7 @@ def worlds(source: str, *, fewer: int = 1, **privacy: object) -> list[Federation
     found = []
     for some in (0, fewer):
         torch.manual_seed(0)
-        model, own = FlatModel(Dropping(source)), without_some(tests, some)
+        model, own = h.model_of(Dropping(source)), without_some(tests, some)
         door, held = replace(there.context.door, layout=model.layout), without_some(clients, some)
         context = replace(there.context, model=model, buffers=model.buffers(), door=door, clients=held, tests=own)
         found.append(replace(there, context=context, client_tests=own))
@@ -80,8 +78,7 @@ def test_one_client_moves_no_update_of_another(source: str) -> None:
     sums = []
     for job in worlds(source, fewer=5):
         seed_all()
-        model = job.context.model.vector.clone()
-        tasks = [ClientTask(client, Released(0, model.clone(), None), 1.0) for client in range(len(job.context.clients))]
+        tasks = [h.first_task(job, client) for client in range(len(job.context.clients))]
         works = [attempted(job.context, task, planned(job.context, task)) for task in tasks]
         assert all(isinstance(work, Work) for work in works)
         sums.append([work.update for work in works[1:] if isinstance(work, Work)])
@@ -131,7 +128,7 @@ def test_what_a_loss_draws_under_dp_sgd_is_secret(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Classification, "losses", drawing)
     options = ("privacy.unit=record", "training.local=dp-sgd", "training.example_clip=1", "privacy.delta=1e-4")
     job = h.job_of(h.digits({"name": "dp-fedavg"}, "run.seeded_noise=false", *options, privacy={"noise_multiplier": 1.0}))
-    task = ClientTask(0, Released(0, job.context.model.vector.clone(), None), 1.0)
+    task = h.first_task(job, 0)
     found = []
     for _ in range(2):
         seed_all()
@@ -146,7 +143,7 @@ def test_what_a_program_drew_for_itself_goes_on_as_before() -> None:
     seed_all()
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index] # noqa: NPY002
     with Inline(job.context) as engine:
-        list(engine.map([ClientTask(0, Released(0, job.context.model.vector.clone(), None), 1.0)]))
+        list(engine.map([h.first_task(job, 0)]))
     evaluate(job, start(job))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index] # noqa: NPY002
 

@@ -27,7 +27,7 @@ from fedveil.experiment.run import run
 from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.fit import _tasks
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.round import ClientTask, Work, attempted, planned
+from fedveil.federation.round import Work, attempted, planned
 from fedveil.federation.server import evaluation_figures
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import COUNTS, Plan, Released, Upload
@@ -37,6 +37,7 @@ from fedveil.verify import verify_run
 from fedveil.verify.statement_checks import expected
 from flower_nodes import Nodes
 from joined_clients import Machines, consent, served
+from method_kit import first_task
 
 NAMES = ("noisy_accuracy", "noisy_accuracy_std", "noisy_examples")
 WITHOUT = {"examples": 0}
@@ -131,7 +132,7 @@ def test_figures_are_those_of_the_model_with_which_the_round_began(view: str, tm
     rows = finished(there, Inline(there.context)).history
     tests = there.context.tests
     assert tests is not None
-    plan = planned(there.context, ClientTask(0, Released(0, there.context.model.vector, None), 1.0))
+    plan = planned(there.context, first_task(there, 0))
     assert isinstance(plan, Plan)
     noise = plan.extras[COUNTS].noise_std * (math.sqrt(6) if view == "server" else 1)  # of six uploads, or of their sum
     for row, before in zip(rows[1:], rows, strict=False):

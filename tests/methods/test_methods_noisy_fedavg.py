@@ -22,7 +22,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify, certify_config
 from fedveil.experiment.config import parse
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import ClientTask, client_round
+from fedveil.federation.round import client_round
 from fedveil.mechanism.grid import from_grid, to_grid
 from fedveil.mechanism.plan import Plan, Upload
 from fedveil.methods.base import Mean, SumServer
@@ -37,6 +37,7 @@ from fedveil.training.local import Client, Plain
 from method_kit import (
     charged_mu,
     digits,
+    first_task,
     job_of,
     method_releases_mu,
     planner,
@@ -99,8 +100,7 @@ def test_no_update_goes_further_and_an_aligned_one_goes_as_far(schedule: str, tm
 
 def _uploads(job: Any, clients: Clients) -> list[Upload]:
     context = replace(job.context, clients=clients)
-    seen = released(job.context.model.vector.tolist())
-    found = [client_round(context, ClientTask(c, seen, 1.0)).release for c in range(len(clients))]
+    found = [client_round(context, first_task(job, c)).release for c in range(len(clients))]
     return [s.upload for s in found if isinstance(s, SealedUpload)]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from fedveil.accounting import accountant, gaussian, last_iterate, subsampled
 from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER, expected_share, gathered_ratio, verdict_of
-from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Unbounded, Unit, View
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
 from fedveil.papers.aldp_fl import claim as truncated
@@ -31,8 +31,7 @@ from fedveil.papers.ladp_fl import claim as ladp
 from fedveil.registry import registered_files
 from fedveil.report.explorer import explorer_methods, explorer_values
 from fedveil.report.web_page import web_file
-from fedveil.training.local import LocalSpec, OptimizerSpec
-from fedveil.training.params import Layout
+from method_kit import setting as run_setting
 
 ORACLES = Path(__file__).parents[1] / "accounting" / "oracles.json"
 START: dict[str, Any] = {
@@ -226,9 +225,9 @@ def test_the_headline_compares_a_claim_with_a_proof_of_the_same_only(ask: Ask) -
 
 
 def test_the_headline_names_another_delta(ask: Ask) -> None:
-    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=1)
+    p = setting(family="ladp-fl", view="server", unit="record", adjacency="zero_out", batch=400, rounds=1)
     assert "times" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
-    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=10)
+    p = setting(family="ladp-fl", view="server", unit="record", adjacency="zero_out", batch=400, rounds=10)
     assert "another δ (10⁻⁵, not 10⁻⁶)" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
 
 
@@ -301,19 +300,19 @@ def _setting(
     example_clip: float | None = None,
     epsilon: float | None = None,
 ) -> Setting:
-    local = LocalSpec(steps=6, batch_size=40, batch_clip=0.7 / 0.3, optimizer=OptimizerSpec(lr=0.05))
-    public: dict[str, Any] = {"clients": 1000, "cohort": 100, "rounds": 50, "records": 400, "classes": 10, "delta": 1e-6}
-    layout, scope = Layout.of({"w": (20000,)}), Scope(unit, adjacency, view)
-    return Setting(
-        **public,
-        sampling=sampling,
-        local=local,
-        layout=layout,
-        scope=scope,
-        noise_multiplier=3.0,
-        example_clip=example_clip,
-        epsilon=epsilon,
-    )
+    training: dict[str, Any] = {"local_steps": 6, "batch_size": 40, "batch_clip": 0.7 / 0.3, "optimizer": {"lr": 0.05}}
+    if example_clip is not None:
+        training |= {"local": "dp-sgd", "example_clip": example_clip}
+    public: dict[str, Any] = {
+        "clients": 1000,
+        "cohort": 100,
+        "rounds": 50,
+        "records": 400,
+        "delta": 1e-6,
+        "noise_multiplier": 3.0,
+    }
+    private: dict[str, Any] = {"unit": unit, "adjacency": adjacency, "epsilon": epsilon}
+    return run_setting(view, {"w": (20000,)}, training=training, sampling=sampling, **public, **private)
 
 
 IN_SHARES = {"noisy-fedavg", "noisy-fedprox"}

@@ -22,13 +22,12 @@ from fedveil.experiment.config import Config, configure
 from fedveil.experiment.recorded_run import read_run
 from fedveil.experiment.resolve import data_spec, resolve
 from fedveil.experiment.run_directory import present
-from fedveil.federation.round import ClientTask, client_round
-from fedveil.mechanism.plan import Released
+from fedveil.federation.round import client_round
 from fedveil.release.sealed import Contribution
 from fedveil.report.figures import plot_run
 from fedveil.report.report import page_values
 from fedveil.studies.twin import neighbour, twin_sensitivity
-from method_kit import job_of
+from method_kit import first_task, job_of
 
 
 def config(**sections: Any) -> Config:
@@ -47,10 +46,10 @@ def test_first_round_of_an_absent_client_is_its_share_of_the_mean() -> None:
     """After one round the models differ by that client's update / 20: a client without data still adds its noise."""
     c = config(training={"rounds": 1}, method={"name": "noisy-fedavg", "sigma": 1e-6})
     job = job_of(c)
-    released, policy = Released(0, job.context.model.vector.clone(), None), job.context.policy
-    release = client_round(job.context, ClientTask(7, released, 1.0)).release
+    task, policy = first_task(job, 7), job.context.policy
+    release = client_round(job.context, task).release
     assert isinstance(release, Contribution)
-    share = job.context.door.release_sum([release], policy.plan(released, policy.start()), 0, 20.0).vector
+    share = job.context.door.release_sum([release], policy.plan(task.released, policy.start()), 0, 20.0).vector
     assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(share.norm()), rel=1e-3)]
 
 

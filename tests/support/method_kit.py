@@ -27,6 +27,7 @@ from fedveil.experiment.resolve import opened
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import ClientTask
 from fedveil.federation.server import server_step
 from fedveil.ledger.ledger import Ledger
 from fedveil.mechanism.plan import Plan, Raw, Released, Upload
@@ -78,7 +79,7 @@ def setting(
     partition = {"kind": "iid"} | {key: changes.pop(name) for name, key in PARTITION.items()}
     rounds = {key: changes.pop(name) for name, key in TRAINING.items()}
     z = changes.pop("noise_multiplier", 2.0)
-    calibrated = {"noise_multiplier": z} if "epsilon" in changes else {}
+    calibrated = {"noise_multiplier": z} if changes.get("epsilon") is not None else {}
     config = fv.configure(
         model=Layers(layers),
         data={"partition": partition, "public_fraction": 0.1 if public_split else 0.0},
@@ -168,6 +169,11 @@ def job_of(config: Config, path: Path | None = None) -> Federation:
         return in_memory(config)
     Ledger.create(path, "r", {}).close()
     return federation(*opened(config), path, "r")
+
+
+def first_task(job: Federation, client: int) -> ClientTask:
+    """What a client is asked for in the first round."""
+    return ClientTask(client, released(job.context.model.vector.tolist()), 1.0)
 
 
 def with_door(job: Federation, door: Any = None, **changes: Any) -> Federation:

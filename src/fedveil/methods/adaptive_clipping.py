@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from fedveil.mechanism.plan import Extra, Plan, Released, Upload
-from fedveil.methods.base import MethodConfig, Policy, Release, Setting, calibrated, sum_noise
+from fedveil.methods.base import EvenPolicy, MethodConfig, Release, Setting, calibrated, sum_noise
 from fedveil.methods.shared import refuse_dp_sgd
 from fedveil.training.local import Client, Local, Plain, State
 
@@ -55,10 +55,9 @@ class AdaptiveClipping(MethodConfig):
 
 
 @dataclass(frozen=True)
-class QuantileClip(Policy):
+class QuantileClip(EvenPolicy):
     """Policy C <- C exp(-eta_C (b - gamma)), for the released share b of updates within the clip."""
 
-    even: ClassVar[bool] = True
     method: AdaptiveClipping
 
     def start(self, s: Setting) -> State:

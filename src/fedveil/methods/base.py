@@ -12,6 +12,7 @@ from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import (
     CoverageMean,
+    EvenPolicy,
     Fixed,
     Mean,
     Method,
@@ -111,6 +112,7 @@ def reads_public_split(s: Setting) -> tuple[str, ...]:
 
 __all__ = [
     "CoverageMean",
+    "EvenPolicy",
     "Fixed",
     "Mean",
     "Method",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Literal, Protocol, final
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.mechanism.mechanisms import Participation
@@ -61,11 +61,8 @@ class Policy(ABC):
 
     In the server view each client has a separate state, in the other views all share one. A policy receives only earlier releases
     and public values, so it cannot read private data. With an attribute `public_steps`, the server trains on the public split
-    before each round (`Released.public_update`). `even` promises that all plans cost the same, which noise in shares needs, whose
-    attempts at a sum may fail and be repeated; the budget refuses a plan that costs more.
+    before each round (`Released.public_update`).
     """
-
-    even: ClassVar[bool] = False
 
     def start(self, s: Setting) -> State:
         """Return the state before the first release."""
@@ -82,6 +79,13 @@ class Policy(ABC):
     def observe_all(self, s: Setting, state: State, uploads: Sequence[Upload]) -> State:
         """Return the server's state after all uploads of a round, available to later plans as `seen.server` (server view)."""
         return state
+
+
+class EvenPolicy(Policy):
+    """Policy whose plans all have the same cost; the budget refuses a plan that costs more.
+
+    Noise in shares needs it, since an attempt at a sum may fail and is then repeated.
+    """
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
 from fedveil.mechanism.plan import Plan, UnprovenPlan
 from fedveil.methods.base import MethodConfig
-from fedveil.methods.method import Fixed, Method, Policy, Scheduled, weighting_of
+from fedveil.methods.method import EvenPolicy, Fixed, Method, Scheduled, weighting_of
 from fedveil.methods.setting import Setting
 
 
@@ -168,7 +168,7 @@ def _uneven(method: Method, s: Setting) -> str:
     """Return why the noise of a method cannot be added in shares, or an empty string."""
     release = method.release(replace(s, noise_multiplier=s.noise_multiplier or 1.0))
     plan = release.always if isinstance(release, Fixed) else None
-    if (plan is None and not (isinstance(release, Policy) and release.even)) or isinstance(plan, UnprovenPlan):
+    if (plan is None and not isinstance(release, EvenPolicy)) or isinstance(plan, UnprovenPlan):
         return "attempts are repeated, so that each round must have a proven cost, the same in all, which this method has not"
     if plan is not None and plan.mechanism.stateful:
         return "its noise is correlated over the rounds, which takes the same set of clients in all of them"

@@ -364,7 +364,7 @@ def _parsed() -> tuple[np.ndarray, np.ndarray]:
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    with gzip.open(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), "rt") as file:
+    with gzip.open(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), "rt", encoding="ascii") as file:
         rows = np.loadtxt(file, delimiter=",")
     images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8)
     return images.reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)

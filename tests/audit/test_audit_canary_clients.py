@@ -117,10 +117,10 @@ def test_every_proven_method_carries_canaries(name: str) -> None:
 
 def test_the_command_writes_estimates_into_the_statement(tmp_path: Path) -> None:
     config = federation_of(DP_FEDAVG, epsilon=4.0)
-    steps: list[str] = []
-    statement = audit_config(config, n=20, canaries=10, on_step=steps.append)
+    steps: list[tuple[int, int, str]] = []
+    statement = audit_config(config, n=20, canaries=10, on_step=lambda *step: steps.append(step))
     assert [a.rigorous for v in statement.views for a in v.audits].count(False) == 2
-    assert "10 canary clients, round 4 of 4" in steps
+    assert (4, 4, "10 canary clients, rounds") in steps
     run(config, tmp_path / "run")
     audit_run(tmp_path / "run", n=20, canaries=10)
     assert "client canaries" in (tmp_path / "run" / "audits.json").read_text()

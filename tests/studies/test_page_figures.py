@@ -160,6 +160,9 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         else []
     ),
     ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: table_12(row, ("100", "500")[i], "small"),
+    ("papers/convergent-dp", "| clients, one record |", 6): lambda row, i: table_12(
+        row, ("100", "500")[i], "small", labels=False
+    ),
     ("papers/convergent-dp", "| clients, the paper's scale |", 15): lambda row, i: table_12(row, f"{100 * (i + 1)}", "paper"),
     ("papers/convergent-dp", "| Table 7, the paper / ours |", 20): lambda row, i: [
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0], overrides=LABELS)

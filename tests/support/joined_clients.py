@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation_runs import config
 from fedveil.deploy.consent import Consent
@@ -18,6 +19,7 @@ from fedveil.deploy.join import JoinedClient
 from fedveil.deploy.offers import ConsentingClients, offer_of
 from fedveil.deploy.wire_format import WireError
 from fedveil.experiment.config import Config, configure
+from fedveil.experiment.receipts import ServerReceipts
 from fedveil.experiment.resolve import resolve, resolve_here
 from fedveil.experiment.run import Result, train
 from fedveil.federation.progress import Federation
@@ -115,13 +117,19 @@ def served(
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     lines: list[str] = []
 
+    receipts: list[ServerReceipts] = []
+
     def consenting(run: str) -> Callable[[Federation], GridEngine]:
-        exchange = ConsentingClients(machines, partial(offer_of, run, config=config), number, lines.append, sleep)
-        return lambda job: GridEngine(job.context, run, exchange, again=exchange.again)
+        receipts.append(ServerReceipts(out, run, Ed25519PrivateKey.from_private_bytes(bytes(32))))
+        offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key)
+        exchange = ConsentingClients(machines, offered, number, lines.append, sleep)
+        return lambda job: GridEngine(job.context, run, exchange, again=exchange.again, receipts=receipts[0])
 
     data, resumed = public_part(resolve(config)), out if more.get("resume") else None
     number = data.population.clients
-    return train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more), lines
+    result = train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more)
+    receipts[0].issue(None, result.model.vector.numpy().tobytes())
+    return result, lines
 
 
 THREE: dict[str, Any] = {

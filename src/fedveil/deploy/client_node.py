@@ -49,6 +49,7 @@ from fedveil.training.local import State
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.experiment.receipts import ClientReceipts
     from fedveil.mechanism.mechanisms import Participation
 
 
@@ -207,7 +208,7 @@ class ClientNode:
         context: with the client's own examples and a door that charges its own ledger. run: as the server names it.
         client: its number. states: on its own disk. rounds: number of answers at most, and upper bound of round numbers.
         require: raises a FedveilError for a plan that the client did not agree to. participation: the rule that the rounds'
-            price assumes, or None.
+            price assumes, or None. receipts: of this run, if the server gives some.
     """
 
     context: Context
@@ -217,6 +218,7 @@ class ClientNode:
     rounds: int
     require: Callable[[Plan | Raw], None] = lambda plan: None
     participation: Participation | None = None
+    receipts: ClientReceipts | None = None
 
     def answer(self, round: bytes, task: bytes) -> bytes:
         """Return the reply to the messages of a round, or a refusal with its reason.
@@ -236,7 +238,10 @@ class ClientNode:
             )
         request = request_name(round, task)
         try:
-            return self.states.answered(asked.round, request) or self._answered(sent, asked, request)
+            answer = self.states.answered(asked.round, request) or self._answered(sent, asked, request)
+            if self.receipts is not None:
+                self.receipts.answer(asked.round, answer)
+            return answer
         except FedveilError as problem:
             _log.warning("round %d refused: %s", asked.round, problem)
             return reply_bytes(RefusalMessage(asked, _told_to_server(problem)))
@@ -254,6 +259,8 @@ class ClientNode:
                 f"each of them once, in their order"
             )
         self._require_participation(asked.round, before.answers)
+        if self.receipts is not None:
+            self.receipts.keep(sent.receipt, asked.round, sent.released.model.numpy().tobytes())
         state = sent.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(sent, state)
         self.require(plan)

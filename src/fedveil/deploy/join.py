@@ -5,6 +5,7 @@ restart.
 
     FOLDER/lifetime-VIEW.sqlite   the cost of all its runs (see `client_ledger`)
     FOLDER/runs/RUN/offer.json    the accepted offer; ledger.sqlite: its releases; states/: its states
+    FOLDER/runs/RUN/receipts.jsonl   what the server signed after each round (see `experiment.receipts`)
 
 The SuperNode carries messages, and runs nothing. It is restarted whenever it ends: the server turns it away (Flower's exit 305)
 before the client is admitted, and for a minute after a SuperNode with the same key was lost.
@@ -58,6 +59,7 @@ from fedveil.deploy.status import notify
 from fedveil.deploy.wire_format import WireError, printable
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
+from fedveil.experiment.receipts import ClientReceipts
 from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.run_directory import locked
 from fedveil.ledger.files import owner_only_folder, replace_whole, sync_path, was_begun
@@ -233,8 +235,9 @@ class JoinedClient:
             require_price(accepted, plan)
 
         rule = participation_of(accepted.method, accepted.setting)
+        receipts = ClientReceipts(folder, offer.run, offer.receipt_key) if offer.receipt_key else None
         context = replace(job.context, longest=self.consent.limits.round_seconds)
-        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
+        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule, receipts)
 
     def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
         data = self.consent.data
@@ -257,8 +260,7 @@ class JoinedClient:
 
     def _pin(self, offer: Offer) -> None:
         """Store the offer, and sync it to disk."""
-        folder, fields = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
-        fields["fedveil"] = offer.fedveil  # for the record: an upgrade of both sides changes no offer
+        folder, fields = self._run_folder(offer.run), vars(offer)  # its version for the record: an upgrade changes no offer
         replace_whole(folder / "offer.json", json.dumps(fields).encode(), private=True)
         for listed in (folder, folder.parent, self.folder):
             sync_path(listed)
@@ -271,7 +273,7 @@ class JoinedClient:
         if not path.exists():
             return None
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return Offer(fields["run"], fields["client"], fields["config"])
+        return Offer(**fields)
 
 
 _POLL = 0.2

@@ -1,7 +1,7 @@
 """Keys, certificates, and the server operator's folder with the admitted clients.
 
-ca.pem              given to every client        ca.key, server.pem, server.key, secret   given to nobody
-network.json        host and port                clients/0000-alice.pub                   public key of client 0
+ca.pem              given to every client        ca.key, server.pem, server.key, secret, receipts.key   given to nobody
+network.json        host and port                clients/0000-alice.pub                                 public key of client 0
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -154,11 +154,11 @@ def _signed(
     return builder.sign(signer, hashes.SHA384())
 
 
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
 
 
-_FILE, _SECRET, CLIENTS = "network.json", "secret", "clients"
+_FILE, _SECRET, CLIENTS, _RECEIPTS = "network.json", "secret", "clients", "receipts.key"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 """Pattern of a host name, an IPv4 address or an IPv6 address."""
 
@@ -185,6 +185,24 @@ class NetworkFolder:
     def secret(self) -> Path:
         """Return the secret by which the SuperLink recognises the server's own process."""
         return self.path / _SECRET
+
+    @property
+    def receipt_key(self) -> ed25519.Ed25519PrivateKey:
+        """Return the key by which the server signs receipts; a folder of an earlier version gets one.
+
+        Raises:
+            ConfigError: the file is no such key.
+        """
+        path = self.path / _RECEIPTS
+        if not path.exists():
+            _write_private(path, ed25519.Ed25519PrivateKey.generate())
+        try:
+            key = load_pem_private_key(path.read_bytes(), None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            key = None
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise ConfigError(f"{path} is no key that fedveil made: put its copy back, or move it away, for runs to come")
+        return key
 
     @property
     def address(self) -> str:
@@ -250,6 +268,7 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
         make_authority(draft)
         make_server(draft, host)
         replace_whole(draft / _SECRET, secrets.token_bytes(32), private=True)
+        _write_private(draft / _RECEIPTS, ed25519.Ed25519PrivateKey.generate())
         replace_whole(draft / _FILE, json.dumps({"host": host, "port": port}).encode(), private=True)
         draft.rename(path)
     except OSError:

@@ -44,11 +44,17 @@ ONLY_LOOKS = "this client only looks at what is offered (--check)"
 
 @dataclass(frozen=True)
 class Offer:
-    """Invitation to a run. config: nested dict of plain values. fedveil: version of the sender."""
+    """Invitation to a run.
+
+    Args:
+        config: nested dict of plain values. receipt_key: Ed25519 public key (hex) by which the server signs receipts, or "".
+        fedveil: version of the sender.
+    """
 
     run: str
     client: int
     config: dict[str, Any]
+    receipt_key: str = ""
     fedveil: str = field(default_factory=lambda: __version__)
 
     @property
@@ -77,7 +83,7 @@ class Offer:
         return config
 
 
-def offer_of(run: str, client: int, config: Config) -> Offer:
+def offer_of(run: str, client: int, config: Config, receipt_key: str = "") -> Offer:
     """Return the offer of a configuration, with all defaults, and without keys that concern only the server's machine."""
     whole = config.resolved() | {"task": config.task.model_dump(mode="json")}
     whole["model"] |= config.model.options.model_dump(mode="json")
@@ -88,11 +94,11 @@ def offer_of(run: str, client: int, config: Config) -> Offer:
     if config.data.source is not None:
         source = config.data.source.model_dump(mode="json", exclude={"name", "test_file"})
         whole["data"]["source"] = source | {"file": "the client's own"}
-    return Offer(run, client, whole)
+    return Offer(run, client, whole, receipt_key)
 
 
 def _fields(offer: Offer) -> dict[str, Any]:
-    return {"run": offer.run, "client": offer.client, "config": offer.config, "fedveil": offer.fedveil}
+    return vars(offer)
 
 
 def offer_bytes(offer: Offer) -> bytes:
@@ -105,11 +111,12 @@ def read_offer(content: bytes) -> Offer:
     if len(content) > _MOST:
         raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
-    require_parts(message, ("run", "client", "config", "fedveil"))
+    require_parts(message, ("run", "client", "config", "receipt_key", "fedveil"))
     config = message.fields.get("config")
     if type(config) is not dict:
         raise WireError("an offer without a configuration")
-    return Offer(run_name(message), whole_number(message, "client"), config, text(message, "fedveil"))
+    key = digest(message, "receipt_key") if message.fields.get("receipt_key") else ""
+    return Offer(run_name(message), whole_number(message, "client"), config, key, text(message, "fedveil"))
 
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:

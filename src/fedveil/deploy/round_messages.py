@@ -1,7 +1,7 @@
 """The messages of a round, and the check of a received release against the server's own plan.
 
     ROUND     to all clients of a round, the same bytes: model, previous model, public loss, public update, server state,
-              plan state, statistics
+              plan state, statistics, and the receipt of the round before
     TASK      to one client: its number and its weight
     RELEASE   from one client: the integers from its door, or the floats of a release that promises nothing
     REFUSAL   from one client: why it takes no part
@@ -52,18 +52,22 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 
-_TREE = "tree"
+_TREE, _RECEIPT = "tree", 2**16
 _TASK = ("run", "round", "client", "weight")
 
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """Message to all clients of a round; `plan_state` is the common policy's if uploads are summed, else empty."""
+    """Message to all clients of a round; `plan_state` is the common policy's if uploads are summed, else empty.
+
+    `receipt`: of the round before (see `experiment.receipts`), or an empty text.
+    """
 
     run: str
     released: Released
     plan_state: State
     buffers: Tensor | None
+    receipt: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def round_bytes(message: RoundMessage) -> bytes:
         "buffers": message.buffers,
     }
     tensors: dict[str, Tensor] = {}
-    fields = {"run": message.run, "round": released.round, _TREE: encode(content, tensors, "")}
+    fields = {"run": message.run, "round": released.round, "receipt": message.receipt, _TREE: encode(content, tensors, "")}
     return encoded(WireMessage(Kind.ROUND, fields, {name: tensor.numpy() for name, tensor in tensors.items()}))
 
 
@@ -126,7 +130,7 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
         WireError: it is invalid, or its models are not vectors of finite numbers of that dimension.
     """
     message = decoded(content, Kind.ROUND)
-    require_parts(message, ("run", "round", _TREE), message.arrays)
+    require_parts(message, ("run", "round", "receipt", _TREE), message.arrays)
     try:
         tree = decode(message.fields[_TREE], {name: torch.from_numpy(array) for name, array in message.arrays.items()})
         keys = {"model", "previous", "public_loss", "public_update", "server", "plan_state", "buffers"}
@@ -151,7 +155,7 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
         server=tree["server"],
         public_update=tree["public_update"],
     )
-    return RoundMessage(run_name(message), released, tree["plan_state"], buffers)
+    return RoundMessage(run_name(message), released, tree["plan_state"], buffers, text(message, "receipt", _RECEIPT))
 
 
 def task_bytes(task: TaskMessage) -> bytes:

@@ -28,6 +28,7 @@ from fedveil.deploy.strict_grid import LastingGrid
 from fedveil.deploy.superlink import hearing
 from fedveil.deploy.wire_format import printable
 from fedveil.errors import FedveilError
+from fedveil.experiment.receipts import ServerReceipts
 from fedveil.experiment.resolve import resolve, resolve_here, with_run
 from fedveil.experiment.result import Result
 from fedveil.experiment.run import train
@@ -113,16 +114,21 @@ def serve(config: Config, serving: Serving) -> Result:
         seen = SeenClients(network, versions)
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
+        receipts: list[ServerReceipts] = []
+
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
             number = prepared.population.clients
             serving.note(run=run, rounds=experiment.setting.rounds, rounds_done=0, clients=number, state="waiting for clients")
-            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell, versions=versions)
+            receipts.append(ServerReceipts(serving.out, run, network.receipt_key))
+            offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key)
+            exchange = ConsentingClients(reach, offered, number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
+            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again, receipts=receipts[0])
 
         with _naming_log(link):
             resolved = resolve_here(config, prepared.population, serving.out if serving.resume else None)
             result = train(resolved, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
+    receipts[0].issue(None, result.model.vector.numpy().tobytes())
     (serving.out / STATE_FILE).unlink(missing_ok=True)  # noiseless sums, which only an interrupted run needs
     return result
 

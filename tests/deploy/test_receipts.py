@@ -215,7 +215,7 @@ def test_a_server_gives_one_receipt_a_round(tmp_path: Path) -> None:
     )
     assert server.issue(0, b"m0") == ""
     client.keep("", 0, b"m0")
-    client.answer(0, b"a")
+    client.answer(0, "aa")
     server.record(Answers(0, (Answer(0, "aa"),)))
     server.record(Answers(0, (Answer(0, "bb"),)))  # the round is repeated after a crash
     first = server.issue(1, b"m1")

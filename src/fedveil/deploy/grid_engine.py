@@ -176,11 +176,7 @@ class GridEngine:
         plans = {task.client: planned(self.context, task) for task in todo}
         names = {client: plan_name(plan, self.context.door.layout) for client, plan in plans.items()}
         first = todo[0]
-        number, model = first.released.round, first.released.model.numpy().tobytes()
-        receipt = "" if self.receipts is None else self.receipts.issue(number, model)
-        common = round_bytes(
-            RoundMessage(self.run, first.released, first.policy_state if self.context.summed else {}, first.buffers, receipt)
-        )
+        common = self.round_bytes(first)
         asked = {task.client: TaskMessage(self.run, task.released.round, task.client, task.weight) for task in todo}
         messages, tries = {client: (common, task_bytes(task)) for client, task in asked.items()}, 0
         while True:
@@ -203,8 +199,14 @@ class GridEngine:
                 break
             tries += 1
         if self.receipts is not None:
-            self.receipts.record(Answers(number, tuple(used)))
+            self.receipts.record(Answers(first.released.round, tuple(used)))
         yield from left_out
+
+    def round_bytes(self, task: ClientTask) -> bytes:
+        """Return the message of a round to all its clients, of which `task` is the part of one."""
+        released, state = task.released, task.policy_state if self.context.summed else {}
+        receipt = "" if self.receipts is None else self.receipts.issue(released.round, released.model.numpy().tobytes())
+        return round_bytes(RoundMessage(self.run, released, state, task.buffers, receipt))
 
     def _without(self, task: ClientTask, problem: str) -> Outcome:
         """Return the outcome of a client that is left out; the same reason is told only once in a row."""

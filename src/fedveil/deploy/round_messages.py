@@ -6,6 +6,9 @@
     RELEASE   from one client: the integers from its door, or the floats of a release that promises nothing
     REFUSAL   from one client: why it takes no part
 
+With secure aggregation, a client answers a round with READY, and SET, the same bytes to all clients of a set, with MASKED; their
+content is that of `fedveil.secure_aggregation`.
+
 No message contains a client's private or policy state, its loss, its number of examples, or why its training failed.
 
 Whatever a client sends, the server only uses integers (or floats, under a plan that promises nothing) of the shape, type and size
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 
-_TREE, _RECEIPT = "tree", 2**16
+_TREE, _RECEIPT, _CONTENT = "tree", 2**16, "content"
 _TASK = ("run", "round", "client", "weight")
 
 
@@ -224,6 +227,52 @@ def read_reply(
     if bounds is not None and any(found != by_block(bounds, dimension) for found in message.packed.values()):
         raise WireError("integers that are packed in another width than their plan gives")
     return ReleaseMessage(task, digest(message, "plan"), digest(message, "salt"), released, statistics)
+
+
+def kind_of(content: bytes) -> Kind:
+    """Return whether the first part of a message is a round or a set; raise WireError if it is neither."""
+    for kind in (Kind.SET, Kind.ROUND):
+        if content[:7] == encoded(WireMessage(kind, {}))[:7]:
+            return kind
+    raise WireError("a message that is neither a round nor a set")
+
+
+def masks_bytes(kind: Kind, task: TaskMessage, content: bytes) -> bytes:
+    """Return an answer with content of secure aggregation as bytes."""
+    return encoded(WireMessage(kind, _task_fields(task), {_CONTENT: np.frombuffer(content, np.uint8)}))
+
+
+def read_masks(answer: bytes, kind: Kind, task: TaskMessage) -> bytes:
+    """Return the content of a client's answer; raise WireError if it is invalid, a refusal, or the answer to another task."""
+    message = decoded(answer, kind, Kind.REFUSAL)
+    refused = message.kind is Kind.REFUSAL
+    require_parts(message, (*_TASK, "reason") if refused else _TASK, () if refused else (_CONTENT,))
+    if _task_of(message) != task:
+        raise WireError("an answer to another task")
+    if refused:
+        raise WireError(f"refused: {text(message, 'reason')}")
+    return _content(message)
+
+
+def set_bytes(run: str, round: int, content: bytes) -> bytes:
+    """Return the request for the masked vectors of a set as bytes."""
+    return encoded(WireMessage(Kind.SET, {"run": run, "round": round}, {_CONTENT: np.frombuffer(content, np.uint8)}))
+
+
+def read_set(content: bytes, task: TaskMessage) -> bytes:
+    """Return the content of a request; raise WireError if it is invalid, or of another round than the task."""
+    message = decoded(content, Kind.SET)
+    require_parts(message, ("run", "round"), (_CONTENT,))
+    if (run_name(message), whole_number(message, "round")) != (task.run, task.round):
+        raise WireError(f"a task for round {task.round}, with the set of another one")
+    return _content(message)
+
+
+def _content(message: WireMessage) -> bytes:
+    array = message.arrays.get(_CONTENT)
+    if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        raise WireError(f"a {message.kind.name.lower()} without its content")
+    return array.tobytes()
 
 
 def plan_name(plan: Plan | Raw, layout: Layout) -> str:

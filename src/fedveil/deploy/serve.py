@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
-from fedveil.deploy.grid_engine import GridEngine, GridExchange
+from fedveil.deploy.grid_engine import GridExchange
+from fedveil.deploy.masked_rounds import engine_for
 from fedveil.deploy.membership import SeenClients, server_expiry
 from fedveil.deploy.network_folder import public_key_of
 from fedveil.deploy.offers import ConsentingClients, offer_of
@@ -36,6 +37,7 @@ from fedveil.experiment.shared_budget import affordable
 from fedveil.mechanism.mechanisms import STATE_FILE
 
 if TYPE_CHECKING:
+    from fedveil.deploy.grid_engine import GridEngine
     from fedveil.deploy.network_folder import NetworkFolder
     from fedveil.experiment.config import Config
     from fedveil.experiment.experiment import Experiment
@@ -88,6 +90,7 @@ def serve(config: Config, serving: Serving) -> Result:
             f"data.partition or data.source has {prepared.population.clients} clients, and {known} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
+    roster = network.roster if experiment.setting.secure_aggregation == "on" else None
     if not serving.resume:
         affordable(experiment, "serve")
     config = with_run(config, engine="flower")
@@ -120,10 +123,10 @@ def serve(config: Config, serving: Serving) -> Result:
             number = prepared.population.clients
             serving.note(run=run, rounds=experiment.setting.rounds, rounds_done=0, clients=number, state="waiting for clients")
             receipts.append(ServerReceipts(serving.out, run, network.receipt_key))
-            offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key)
+            offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key, roster=roster)
             exchange = ConsentingClients(reach, offered, number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again, receipts=receipts[0])
+            return partial(engine_for, exchange=exchange, folder=serving.out, receipts=receipts[0], tell=serving.tell)
 
         with _naming_log(link):
             resolved = resolve_here(config, prepared.population, serving.out if serving.resume else None)

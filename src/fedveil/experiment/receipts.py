@@ -229,9 +229,9 @@ class ClientReceipts:
         if text not in self._receipts.lines[-1:]:
             self._receipts.append(text)
 
-    def answer(self, round: int, answer: bytes) -> None:
-        """Store the digest of an answer, before it leaves."""
-        line = _line({"round": round, "digest": _sha(answer).hex()})
+    def answer(self, round: int, digest: str) -> None:
+        """Store the SHA-256 of an answer (hex), before it leaves."""
+        line = _line({"round": round, "digest": digest})
         if line not in self._answers.lines[-2:]:
             self._answers.append(line)
 

@@ -33,7 +33,7 @@ from fedveil.deploy.round_messages import (
 )
 from fedveil.deploy.wire_format import Kind, WireError
 from fedveil.errors import BudgetExhausted, ConfigError
-from fedveil.experiment.receipts import Answer, Answers
+from fedveil.experiment.receipts import ATTEMPTS, Answer, Answers
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, sealed_outcome
 from fedveil.federation.shared_sums import SetPlans, terms_of
 from fedveil.mechanism.plan import Plan
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from fedveil.methods.setting import Setting
     from fedveil.secure_aggregation.encoding import Terms
     from fedveil.secure_aggregation.masks import Integers
-
-ATTEMPTS = "attempts.jsonl"
-"""File of the attempts that a client has answered, in its folder of the run, or that the server has named, in `private`."""
 
 
 def agreed_terms(context: Context, setting: Setting, offer: Offer) -> Terms:

@@ -2,8 +2,9 @@
 
     RUN/receipts.jsonl           a receipt for each round that was asked, each with the digest of the one before
     RUN/private/answers.jsonl    digests of the answers of each round, the leaves of the receipt's Merkle tree (RFC 6962)
+    RUN/private/attempts.jsonl   with secure aggregation, the attempts and their sets; at a client, those that it has answered
 
-The message of a round holds the receipt of the round before, and clients keep it (`ClientReceipts`, the same two files in their
+The message of a round holds the receipt of the round before, and clients keep it (`ClientReceipts`, the same files in their
 folder of the run). A server that tells two clients different histories signs two receipts for one round.
 """
 
@@ -21,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedveil.errors import FedveilError, LedgerError
 from fedveil.ledger.files import owner_only
+from fedveil.secure_aggregation.encoding import encode
 from fedveil.verify import Finding
 
-RECEIPTS, ANSWERS = "receipts.jsonl", "answers.jsonl"
+RECEIPTS, ANSWERS, ATTEMPTS = "receipts.jsonl", "answers.jsonl", "attempts.jsonl"
 SUBJECT = "receipts"
 _DOMAIN = b"fedveil receipt\n"
 _HEX = frozenset("0123456789abcdef")
@@ -298,12 +300,13 @@ def compare_receipts(run: Path, clients: Sequence[Path]) -> list[Finding]:
         receipts = _chain(_text(run / RECEIPTS))
         path = run / "private" / ANSWERS
         answers = _answers(path) if path.exists() else {}
+        sets = _sets(run / "private" / ATTEMPTS)
     except _DAMAGE:  # `check_receipts` says so
         return []
-    return [finding for folder in clients for finding in _compared(receipts, answers, folder)]
+    return [finding for folder in clients for finding in _compared(receipts, answers, sets, folder)]
 
 
-def _compared(issued: list[Receipt], answers: dict[int, Answers | None], folder: Path) -> Iterator[Finding]:
+def _compared(issued: list[Receipt], answers: dict[int, Answers | None], sets: dict[int, str], folder: Path) -> Iterator[Finding]:
     name, receipts = issued[0].run if issued else "*", {receipt.round: receipt for receipt in issued}
     place = next(folder.glob(f"runs/{name}/offer.json" if issued else f"runs/*/{RECEIPTS}"), None)
     if place is None:  # the run has none either, or `compared` says that the client was not in it
@@ -313,6 +316,7 @@ def _compared(issued: list[Receipt], answers: dict[int, Answers | None], folder:
         offer = json.loads(place.with_name("offer.json").read_text(encoding="utf-8"))
         whose, pinned = f"client {offer['client']}", offer["receipt_key"]
         kept = [Receipt.read(line) for line in _text(place.with_name(RECEIPTS)).splitlines()]
+        named, keys = _sets(place.with_name(ATTEMPTS)), {number: bytes.fromhex(key) for number, _, key in offer["roster"]}
         sent = {(line["round"], line["digest"]) for line in map(json.loads, _text(place.with_name(ANSWERS)).splitlines())}
     except _DAMAGE as problem:
         yield Finding("contradicted", SUBJECT, f"{whose}: what it has kept is not as it was written ({problem})")
@@ -321,10 +325,15 @@ def _compared(issued: list[Receipt], answers: dict[int, Answers | None], folder:
     if others:
         yield Finding("contradicted", SUBJECT, f"{whose} was given another receipt for round {others[0]} than the run has")
         return
-    if keys := [r for r in receipts.values() if r.key != pinned]:
-        yield Finding(
-            "contradicted", SUBJECT, f"{whose} consented to the key {pinned[:16]}..., the run's is {keys[0].key[:16]}..."
-        )
+    if issued and issued[0].key != pinned:
+        text = f"{whose} consented to a run with the key {pinned[:16]}..., and this one has {issued[0].key[:16]}..."
+        yield Finding("contradicted", SUBJECT, text)
+        return
+    if others := [attempt for attempt, digest in named.items() if sets and sets.get(attempt) != digest]:
+        yield Finding("contradicted", SUBJECT, f"{whose} answered attempt {others[0]} with another set than the run has")
+        return
+    if unsigned := [a for a in answers.values() if a is not None and a.attempt and not _signed(a, sets, keys)]:
+        yield Finding("contradicted", SUBJECT, f"round {unsigned[0].round}: vectors that the clients of the roster did not sign")
         return
     counted = {(a.round, one.digest) for a in answers.values() if a for one in a.answers if one.client == offer["client"]}
     if strange := sorted(counted - sent):
@@ -357,6 +366,24 @@ def _chain(text: str) -> list[Receipt]:
 def _answers(path: Path) -> dict[int, Answers | None]:
     """Return the last answers of each round."""
     return {answers.round: answers for answers in map(Answers.read, path.read_text(encoding="ascii").splitlines())}
+
+
+def _sets(path: Path) -> dict[int, str]:
+    """Return the digest of the set of each attempt in a file of attempts; of a client's own file, of those that it answered."""
+    rows = map(json.loads, _text(path).splitlines())
+    return {row["attempt"]: row["set"] for row in rows if "attempt" in row}
+
+
+def _signed(answers: Answers, sets: dict[int, str], keys: dict[int, bytes]) -> bool:
+    """Return whether each client of a set signed its vector for it."""
+    of_set = bytes.fromhex(sets.get(answers.attempt, ""))
+    try:
+        for one in answers.answers:
+            content = encode("masked", of_set, one.client, bytes.fromhex(one.digest))
+            Ed25519PublicKey.from_public_bytes(keys[one.client]).verify(bytes.fromhex(one.signature), content)
+    except (InvalidSignature, ValueError, KeyError):
+        return False
+    return True
 
 
 def _text(path: Path) -> str:

@@ -198,7 +198,8 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
                 return
             folder = network.path.parent / f"client-{number}"
             command = [sys.executable, "-m", "fedveil", "join", f"127.0.0.1:{network.port}", "--ca", str(network.authority)]
-            command += ["--key", str(folder / f"key-{number}"), "--consent", str(folder / "consent.toml"), "--dir", str(folder / "state")]
+            command += ["--key", str(folder / f"key-{number}"), "--consent", str(folder / "consent.toml")]
+            command += ["--dir", str(folder / "state")]
             with open(folder / "log", "wb") as log:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 processes.append(

@@ -23,7 +23,7 @@ from fedveil.experiment.run import run
 from fedveil.experiment.two_ledgers import MASKED
 from fedveil.ledger.ledger import Ledger
 from joined_clients import KEYS, ROSTER, Machines, consent, rows, served, small
-from kill_points import SERVER, Point, kill_at
+from kill_points import MASKED_CLIENT, MASKED_SERVER, kill_at
 
 CLIENTS, ROUNDS = 4, 3
 
@@ -182,26 +182,6 @@ def test_the_run_ends_when_the_attempts_are_used_up(tmp_path: Path) -> None:
         assert (planned.event.count, planned.note) == (ROUNDS + 1, MASKED)
 
 
-POINTS: dict[str, Point] = {
-    "before training": ("fedveil.deploy.masked_rounds", "attempted", "before"),
-    "after training": ("fedveil.deploy.masked_rounds", "attempted", "after"),
-    "its vector masked, before its row": ("fedveil.secure_aggregation.attempt_file.AttemptFile", "write", "before"),
-    "its row written": ("fedveil.secure_aggregation.attempt_file.AttemptFile", "write", "after"),
-    "before its state is written": ("fedveil.deploy.client_node.ClientStates", "keep", "before"),
-    "its state written": ("fedveil.deploy.client_node.ClientStates", "keep", "after"),
-    "its answer noted": ("fedveil.experiment.receipts.ClientReceipts", "answer", "after"),
-    "the receipt noted": ("fedveil.experiment.receipts.ClientReceipts", "keep", "after"),
-    "after the answer": ("fedveil.deploy.join.JoinedClient", "answer", "after"),
-}
-NAMING: dict[str, Point] = {
-    "before it names a set": ("fedveil.secure_aggregation.coordinator.Coordinator", "name_set", "before"),
-    "the attempt is on its disk": ("fedveil.secure_aggregation.coordinator.Coordinator", "name_set", "after"),
-    "the sum is there": ("fedveil.secure_aggregation.coordinator.Coordinator", "total", "after"),
-    "the answers are noted": ("fedveil.experiment.receipts.ServerReceipts", "record", "after"),
-    "the receipt is made": ("fedveil.experiment.receipts.ServerReceipts", "issue", "after"),
-}
-
-
 def kill() -> None:
     raise Killed
 
@@ -230,11 +210,11 @@ def assert_no_attempt_is_answered_twice_or_uncharged(tmp_path: Path, there: Hurt
     assert verified.outcome != "contradicted", verified.findings
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", MASKED_CLIENT)
 def test_a_client_that_is_killed_answers_no_attempt_twice(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Hurt(tmp_path / "clients", machines(tmp_path / "clients", seeded_noise=False).consents, restarts=False)
     number = 3 * CLIENTS + 6 if point == "after the answer" else 6  # of four clients, the second in its second round
-    kill_at(monkeypatch, POINTS[point], {number}, kill, lambda: there.at_work)
+    kill_at(monkeypatch, MASKED_CLIENT[point], {number}, kill, lambda: there.at_work)
     result, _ = to_the_end(tmp_path, there)
     assert there.kills == 1
     participants = [row["participants"] for row in result.history]
@@ -242,13 +222,10 @@ def test_a_client_that_is_killed_answers_no_attempt_twice(point: str, tmp_path: 
     assert_no_attempt_is_answered_twice_or_uncharged(tmp_path, there)
 
 
-AT_SERVER = {**NAMING, **{point: where for point, where in SERVER.items() if point != "before the instruction"}}
-
-
-@pytest.mark.parametrize("point", AT_SERVER)
+@pytest.mark.parametrize("point", MASKED_SERVER)
 def test_a_server_that_is_killed_names_no_attempt_twice(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Hurt(tmp_path / "clients", machines(tmp_path / "clients", seeded_noise=False).consents, restarts=False)
-    kill_at(monkeypatch, AT_SERVER[point], {2}, kill, lambda: not there.at_work)
+    kill_at(monkeypatch, MASKED_SERVER[point], {2}, kill, lambda: not there.at_work)
     result, kills = to_the_end(tmp_path, there)
     assert (kills, there.kills) == (1, 0)
     assert [row["participants"] for row in result.history] == [4, 4, 4]

@@ -1,6 +1,6 @@
 """What secure aggregation costs beside none, and beside the masks of Flower's SecAgg+: python benchmarks/masks.py
 
-For n clients and d coordinates, on one thread and without a network, in processor time.
+For n clients, d coordinates and a grid (privacy.grid_bits) at z = 1, on one thread and without a network, in processor time.
 A client: its key, the checks of the set, key agreement with n - 1 others, masks and signature. Beside it none, which packs the
 same integers as the wire format does, and the second stage of SecAgg+ with all n - 1 neighbours (quantisation, its own mask,
 n - 1 pair masks), by the functions of the installed Flower. The server: n keys, and n vectors, checked and added up; beside it
@@ -10,6 +10,7 @@ their vectors times n. Bytes are those of a client's messages.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,15 +24,13 @@ from fedveil.deploy.wire_format import packed, unpacked
 from fedveil.secure_aggregation.attempt_file import AttemptFile
 from fedveil.secure_aggregation.coordinator import Coordinator
 from fedveil.secure_aggregation.encoding import Terms
-from fedveil.secure_aggregation.masks import Integers
+from fedveil.secure_aggregation.masks import Integers, needed_bits
 from fedveil.secure_aggregation.member import Member
 from fedveil.secure_aggregation.roster import Roster, RosterClient
 from harness import arguments, fill, kept
 
-BITS, LARGEST = 32, 2**27
-"""Bits of a masked coordinate, and bound of the integers of one client without masks, which take 29 bits then."""
-MASKING = 3
-"""Clients that mask in the largest cases; a vector of each is kept."""
+MASKING, ATTEMPTS, PEERS = 3, 55, 10**6
+"""Clients that mask; attempts of a run of 50 rounds; most coordinates with which SecAgg+ is timed."""
 
 
 class Given:
@@ -60,13 +59,16 @@ def timed(act: Callable[..., Any], *given: Any) -> tuple[float, Any]:
     return 1000 * (time.process_time() - begin), found
 
 
-def case(n: int, d: int, rounds: int) -> dict[str, Any]:
+def case(n: int, d: int, grid: int, rounds: int) -> dict[str, Any]:
     """Medians of one case, in milliseconds a client and a server; bytes of a client."""
+    step = 2.0 ** (grid + 1)  # most steps in a noise std of a share, which is clip / sqrt(n - 1)
+    bits = needed_bits(math.sqrt(n - 1) * step, step, n, ATTEMPTS * d)
+    largest = int(step * (math.sqrt(n - 1) + 14))  # of an integer without masks, as the wire format bounds it
     keys = {client: Ed25519PrivateKey.generate() for client in range(n)}
     roster = Roster(tuple(RosterClient(c, f"client {c}", key.public_key().public_bytes_raw()) for c, key in keys.items()))
-    terms = Terms("benchmark", bytes(32), roster, n, 1, 2**31, BITS, d)
-    vector = np.random.default_rng(0).integers(-LARGEST, LARGEST + 1, d)
-    release, bounds = Given(vector), [(d, LARGEST)]
+    terms = Terms("benchmark", bytes(32), roster, n, 1, 2**31, bits, d)
+    vector = np.random.default_rng(0).integers(-largest, largest + 1, d)
+    release, bounds = Given(vector), [(d, largest)]
     members = {client: Member(client, key, terms, AttemptFile()) for client, key in keys.items()}
     coordinator, masking = Coordinator(terms, AttemptFile()), min(n, MASKING)
     times: dict[str, list[float]] = {}
@@ -94,9 +96,10 @@ def case(n: int, d: int, rounds: int) -> dict[str, Any]:
         total = np.zeros(d, np.int64)
         ms, _ = timed(lambda content, total: np.add(total, unpacked(content, d)[0], out=total), content, total)
         note("server without masks", n * ms)
-        if (beside := secagg(n, d)) is not None:
+        if d <= PEERS and (beside := secagg(n, d)) is not None:
             note("client in SecAgg+", beside)
         sizes = {
+            "bits": bits,
             "up": len(ready[0][1]) + len(answer),
             "up without masks": len(content),
             "down beside the model": len(request),
@@ -129,7 +132,12 @@ def secagg(n: int, d: int) -> float | None:
 
 
 if __name__ == "__main__":
-    asked = arguments(__doc__, clients=[3, 10, 20, 50], dimensions=[61_706, 1_000_000, 11_000_000], rounds=5)
+    asked = arguments(__doc__, clients=[3, 10, 20, 50], dimensions=[61_706, 1_000_000, 11_000_000], grids=[24, 16], rounds=5)
     torch.set_num_threads(1)
-    cases = {(str(d), str(n)): (case, n, d, asked.rounds) for d in asked.dimensions for n in asked.clients}
+    cases = {
+        (str(grid), str(d), str(n)): (case, n, d, grid, asked.rounds)
+        for grid in asked.grids
+        for d in asked.dimensions
+        for n in asked.clients
+    }
     fill("masks", kept("masks"), cases)

@@ -3,6 +3,9 @@
 A run of a few rounds is repeated until there were so many kills: server and clients at each point of a round by their own hand
 (tests/support/kill_points.py), Flower's SuperLink and SuperNodes at random times. After each run the model must be that of the
 inline engine to the bit, the run verified, and each client's ledger hold each release of the server's.
+
+With --masks the clients have secure aggregation. A round that is broken off then takes another attempt, with other noise, so the
+model is another one; no attempt may have been answered twice, and none with another set than the server's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import tomli_w
 from fedveil.deploy.network_folder import NetworkFolder, make_client_key, make_network
 from fedveil.deploy.programs import free_port
 from fedveil.experiment.config import Config, configure
+from fedveil.experiment.receipts import ATTEMPTS, compare_receipts
 from fedveil.experiment.run import run
 from fedveil.experiment.two_ledgers import compared
 from fedveil.verify import verify_run
@@ -31,19 +35,33 @@ from harness import RESULTS, ROOT, arguments, keep
 
 SUPPORT = ROOT / "tests" / "support"
 sys.path.insert(0, str(SUPPORT))
-from kill_points import CARRIED, CLIENT, SERVER  # noqa: E402
+from kill_points import BY_PROGRAM  # noqa: E402
 
-CLIENTS = 3
+CLIENTS = 4
+"""Of a run; three would do without masks."""
 FLOWER = ("flower-superlink", "flower-supernode")
 
 
-def configuration(rounds: int) -> Config:
-    """Small, with seeded noise, so that there is a model to compare with."""
+def configuration(rounds: int, masks: bool) -> Config:
+    """Small, with seeded noise, so that there is a model to compare with, or with masks."""
+    data = {"name": "digits", "partition": {"kind": "iid", "clients": CLIENTS}}
+    training = {"rounds": rounds, "clients_per_round": CLIENTS, "local_steps": 1, "batch_size": 16}
+    model = {"name": "mlp", "hidden": [8]}
+    if masks:
+        shares = {"noise_place": "shares", "min_survivors": 3, "spare_attempts": 4 * rounds}
+        return configure(
+            method={"name": "dp-fedavg"},
+            model=model,
+            data=data,
+            training=training,
+            privacy={"epsilon": 8.0, "delta": 0.01, "view": "aggregate", **shares},
+            run={"seed": 3, "secure_aggregation": "on"},
+        )
     return configure(
         method={"name": "fedglp-adp", "variant": "proven"},
-        model={"name": "mlp", "hidden": [8]},
-        data={"name": "digits", "partition": {"kind": "iid", "clients": CLIENTS}},
-        training={"rounds": rounds, "clients_per_round": CLIENTS, "local_steps": 1, "batch_size": 16, "batch_clip": 1.0},
+        model=model,
+        data=data,
+        training=training | {"batch_clip": 1.0},
         privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
         run={"seeded_noise": True, "seed": 3, "engine": "inline"},
     )
@@ -62,6 +80,7 @@ class Episode:
     rng: random.Random
     end: float
     before: Counter[str]
+    masks: bool = False
     kills: Counter[str] = field(default_factory=Counter)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     points: dict[int, str] = field(default_factory=dict)
@@ -69,19 +88,23 @@ class Episode:
 
     def __post_init__(self) -> None:
         self.network = make_network(self.folder / "network", "127.0.0.1", free_port())
-        inline = configuration(self.rounds)
+        inline = configuration(self.rounds, self.masks)
         plain = inline.model_dump(mode="json", exclude_none=True)
         (self.folder / "c.toml").write_text(tomli_w.dumps(plain))
         for number in range(CLIENTS):
             make_client_key(self.folder / f"key{number}")
             self.network.admit(self.folder / f"key{number}.pub")
-            consent = {"data": {"part": number}, "lifetime": {"server": {"epsilon": 8.001, "delta": 0.01}}}
-            (self.folder / f"consent{number}.toml").write_text(tomli_w.dumps(consent | {"seeded_noise": True}))
+        pinned = {"secure_aggregation": "required", "roster": self.network.roster.digest.hex()} if self.masks else {}
+        for number in range(CLIENTS):
+            caps = {view: {"epsilon": 8.001, "delta": 0.01} for view in ("server", "aggregate")}
+            consent = {"data": {"part": number}, "lifetime": caps, "seeded_noise": True, **pinned}
+            (self.folder / f"consent{number}.toml").write_text(tomli_w.dumps(consent))
 
     def start(self, who: int) -> None:
         """Start the server (-1) or a client, with the next point at which it kills itself; the server goes on where it was."""
         assert self.network is not None
-        name, points = ("server", list(SERVER)) if who < 0 else ("client", list(CLIENT | CARRIED))
+        name = f"{'masked ' * self.masks}{'server' if who < 0 else 'client'}"
+        points = list(BY_PROGRAM[name])
         self.rng.shuffle(points)
         point = min(points, key=lambda p: (self.before + self.kills)[f"{name}: {p}"])
         number = self.rng.randint(1, 3) * (time.monotonic() < self.end)
@@ -117,7 +140,7 @@ class Episode:
                 if code != -signal.SIGKILL:
                     said = (self.folder / f"log{who}").read_text(errors="replace")[-3000:]
                     raise SystemExit(f"{'server' if who < 0 else f'client {who}'} ended with {code}: {said}")
-                self.kills[f"{'server' if who < 0 else 'client'}: {self.points[who]}"] += 1
+                self.kills[f"{'masked ' * self.masks}{'server' if who < 0 else 'client'}: {self.points[who]}"] += 1
                 self.start(who)
             if next_child < time.monotonic() < self.end:
                 self.kill_child()
@@ -149,27 +172,43 @@ class Episode:
 
     def checked(self) -> dict[str, object]:
         """What the run is held against."""
-        out = self.folder / "run"
-        inline = run(configuration(self.rounds), self.folder / "inline")
-        same = (out / "model.safetensors").read_bytes() == (inline.path / "model.safetensors").read_bytes()
-        found = [finding for number in range(CLIENTS) for finding in compared(out, self.folder / f"client{number}")]
+        out, clients = self.folder / "run", [self.folder / f"client{number}" for number in range(CLIENTS)]
+        found = [*compare_receipts(out, clients), *(finding for folder in clients for finding in compared(out, folder))]
+        if self.masks:
+            named = _attempts(out / "private" / ATTEMPTS)
+            own = [_attempts(path) for folder in clients for path in folder.glob(f"runs/*/{ATTEMPTS}")]
+            right = {
+                "attempts": len(named),
+                "answered_twice": sum(len(rows) - len({attempt for attempt, _ in rows}) for rows in own),
+                "with_another_set": sum(row not in named for rows in own for row in rows),
+            }
+        else:
+            inline = run(configuration(self.rounds, False), self.folder / "inline")
+            model = (inline.path / "model.safetensors").read_bytes()
+            right = {"same_model": (out / "model.safetensors").read_bytes() == model}
         return {
             "kills": dict(self.kills),
-            "same_model": same,
+            **right,
             "verified": verify_run(out).outcome,
             "ledgers": dict(Counter(finding.kind for finding in found)),
             "differences": [finding.text for finding in found if finding.kind != "verified"],
         }
 
 
+def _attempts(path: Path) -> list[tuple[int, str]]:
+    """Attempt and digest of the set, of each row of a file of attempts."""
+    rows = map(json.loads, path.read_text().splitlines())
+    return [(row["attempt"], row["set"]) for row in rows if "attempt" in row]
+
+
 def main() -> None:
     """Kill, count, check, write."""
-    asked = arguments(__doc__, kills=100, rounds=8, minutes=120.0, seed=0, out=RESULTS / "kills.json")
+    asked = arguments(__doc__, kills=100, rounds=8, minutes=120.0, seed=0, out=RESULTS / "kills.json", masks=False)
     begin, runs, killed = time.monotonic(), list[dict[str, object]](), Counter[str]()
     end, complete = begin + 60 * asked.minutes, True
     while complete and killed.total() < asked.kills and time.monotonic() < end:
         with tempfile.TemporaryDirectory(prefix="fedveil-kills-") as folder:
-            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end, killed.copy())
+            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end, killed.copy(), asked.masks)
             try:
                 complete = episode.go()
             finally:

@@ -184,7 +184,7 @@ JUDGE = {
     "experiment/resume.py": {"same_run"},
     "experiment/run.py": {"refuse_secret_search"},
     "experiment/resolve.py": {"data_spec", "has_user_defined_parts", "with_run", "resolve"},
-    "deploy/consent.py": {"judged_in_time", "_refuse_code", "_refuse_work", "_refuse_columns"},
+    "deploy/consent.py": {"judged_in_time", "_refuse_code", "_refuse_work", "_refuse_columns", "_refuse_unmasked"},
     "deploy/demo_network.py": {"_own_table", "with_clients"},
     "deploy/offers.py": {"offer_of"},
 }

@@ -138,7 +138,11 @@ def test_the_command_says_it_beside_all_else(server: Path, tmp_path: Path) -> No
 
     good = call(0)
     assert good.exit_code == 0, good.output
-    assert [f["subject"] for f in json.loads(good.output)["findings"]][-2:] == ["two ledgers", "the client's lifetime"]
+    assert [f["subject"] for f in json.loads(good.output)["findings"]][-3:] == [
+        "two ledgers",
+        "the client's lifetime",
+        "receipts",
+    ]
     rewritten(client_ledger(server, 1), lambda rows: rows[1:])
     assert call(1).exit_code == 1
     for path in (client_ledger(server, 2), lifetime(server, 2)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,20 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from federation_runs import config
 from fedveil.deploy.consent import Consent
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.grid_engine import GONE, GridEngine
 from fedveil.deploy.join import JoinedClient
+from fedveil.deploy.masked_rounds import engine_for
 from fedveil.deploy.offers import ConsentingClients, offer_of
 from fedveil.deploy.wire_format import WireError
 from fedveil.experiment.config import Config, configure
+from fedveil.experiment.receipts import ServerReceipts
 from fedveil.experiment.resolve import resolve, resolve_here
 from fedveil.experiment.run import Result, train
 from fedveil.federation.progress import Federation
 from fedveil.ledger.ledger import Ledger
+from fedveil.secure_aggregation.roster import Roster, RosterClient
 
+_log = logging.getLogger(__name__)
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number + 1]) * 32) for number in range(50)]
+"""The clients' signing keys."""
+ROSTER = Roster(tuple(RosterClient(i, f"client {i}", key.public_key().public_bytes_raw()) for i, key in enumerate(KEYS[:4])))
+"""Of runs with secure aggregation, which have four clients."""
 SIZES = (30, 50, 40)
 """Rows of the clients' tables."""
 
@@ -83,7 +93,8 @@ class Machines:
 
     def client(self, number: int) -> JoinedClient:
         if self.restarts or number not in self._running:
-            self._running[number] = JoinedClient(self.folder / str(number), self.consents[number], self.lines.append)
+            folder, signing = self.folder / str(number), KEYS[number]
+            self._running[number] = JoinedClient(folder, self.consents[number], self.lines.append, signing=signing)
         return self._running[number]
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
@@ -115,13 +126,20 @@ def served(
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     lines: list[str] = []
 
+    receipts: list[ServerReceipts] = []
+
     def consenting(run: str) -> Callable[[Federation], GridEngine]:
-        exchange = ConsentingClients(machines, partial(offer_of, run, config=config), number, lines.append, sleep)
-        return lambda job: GridEngine(job.context, run, exchange, again=exchange.again)
+        receipts.append(ServerReceipts(out, run, Ed25519PrivateKey.from_private_bytes(bytes(32))))
+        roster = ROSTER if config.run.secure_aggregation == "on" else None
+        offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key, roster=roster)
+        exchange = ConsentingClients(machines, offered, number, lines.append, sleep)
+        return partial(engine_for, exchange=exchange, folder=out, receipts=receipts[0], tell=_log.warning)
 
     data, resumed = public_part(resolve(config)), out if more.get("resume") else None
     number = data.population.clients
-    return train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more), lines
+    result = train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more)
+    receipts[0].issue(None, result.model.vector.numpy().tobytes())
+    return result, lines
 
 
 THREE: dict[str, Any] = {

@@ -40,6 +40,38 @@ SERVER: dict[str, Point] = {
 }
 
 
+MASKED_CLIENT: dict[str, Point] = {
+    "before training": ("fedveil.deploy.masked_rounds", "attempted", "before"),
+    "after training": ("fedveil.deploy.masked_rounds", "attempted", "after"),
+    "its vector masked, before its row": ("fedveil.secure_aggregation.attempt_file.AttemptFile", "write", "before"),
+    "its row written": ("fedveil.secure_aggregation.attempt_file.AttemptFile", "write", "after"),
+    "before its state is written": ("fedveil.deploy.client_node.ClientStates", "keep", "before"),
+    "its state written": ("fedveil.deploy.client_node.ClientStates", "keep", "after"),
+    "its answer noted": ("fedveil.experiment.receipts.ClientReceipts", "answer", "after"),
+    "the receipt noted": ("fedveil.experiment.receipts.ClientReceipts", "keep", "after"),
+    "after the answer": ("fedveil.deploy.join.JoinedClient", "answer", "after"),
+}
+"""Of a client with secure aggregation, whose releases are charged at consent."""
+
+MASKED_SERVER: dict[str, Point] = {
+    "before it names a set": ("fedveil.secure_aggregation.coordinator.Coordinator", "name_set", "before"),
+    "the attempt is on its disk": ("fedveil.secure_aggregation.coordinator.Coordinator", "name_set", "after"),
+    "the sum is there": ("fedveil.secure_aggregation.coordinator.Coordinator", "total", "after"),
+    "the answers are noted": ("fedveil.experiment.receipts.ServerReceipts", "record", "after"),
+    "the receipt is made": ("fedveil.experiment.receipts.ServerReceipts", "issue", "after"),
+    **{point: where for point, where in SERVER.items() if point != "before the instruction"},
+}
+"""Of a server with secure aggregation."""
+
+BY_PROGRAM: dict[str, dict[str, Point]] = {
+    "client": CLIENT | CARRIED,
+    "server": SERVER,
+    "masked client": MASKED_CLIENT | CARRIED,
+    "masked server": MASKED_SERVER,
+}
+"""The points of each program, as processes of their own."""
+
+
 def kill_at(
     patch: pytest.MonkeyPatch,
     point: Point,

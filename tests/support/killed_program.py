@@ -1,6 +1,6 @@
 """`python killed_program.py WHO POINT NUMBER fedveil-arguments...`: fedveil, which kills itself with SIGKILL at that point.
 
-It gets there for the NUMBER-th time (from 1); 0 is never. WHO is client or server.
+It gets there for the NUMBER-th time (from 1); 0 is never. WHO is client, server, masked client or masked server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from fedveil.cli.app import main
-from kill_points import CARRIED, CLIENT, SERVER, kill_at
+from kill_points import BY_PROGRAM, kill_at
 
 
 def kill() -> None:
@@ -22,7 +22,6 @@ def kill() -> None:
 if __name__ == "__main__":
     who, point, number, *arguments = sys.argv[1:]
     if int(number):
-        points = SERVER if who == "server" else CLIENT | CARRIED
-        kill_at(pytest.MonkeyPatch(), points[point], {int(number)}, kill)
+        kill_at(pytest.MonkeyPatch(), BY_PROGRAM[who][point], {int(number)}, kill)
     sys.argv = ["fedveil", *arguments]
     main()

@@ -239,13 +239,13 @@ class Run:
 
         return replay(self.config, rounds=rounds, handed_over=self._handed_over)
 
-    def verify(self, *, pin: str | None = None) -> Verification:
+    def verify(self, *, pin: str | None = None, against: Sequence[str | Path] = ()) -> Verification:
         """Check the run directory; true only where everything was verified.
 
         Args:
-            pin: the closing digest, known from elsewhere.
+            pin: the closing digest, known from elsewhere. against: folders of clients that took part (`fedveil join --dir`).
         """
-        return Verification(*verification(self.path, pin=pin))
+        return Verification(*verification(self.path, pin=pin, against=[Path(folder) for folder in against]))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one self-contained HTML page, and return its path."""

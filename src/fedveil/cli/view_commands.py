@@ -197,7 +197,8 @@ def verify(
     ] = None,
     identity: Annotated[str | None, typer.Option(help="Who is to have signed, as --signers names that person.")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Folder of a client that took part (join --dir): hold its ledger against the run's.")
+        list[Path] | None,
+        typer.Option(help="Folder of a client that took part (join --dir): its ledger and receipts; may be repeated."),
     ] = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
@@ -213,11 +214,8 @@ def verify(
         raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
     signer = None if signers is None or identity is None else Signer(identity, signers)
     with reading_progress() as progress:
-        verified = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
-    if against is not None:
-        from fedveil.experiment.two_ledgers import compared
-
-        verified = verified._replace(findings=(*verified.findings, *compared(run, against)))
+        checks = {"pin": pin, "signer": signer, "trust_plugins": trust_plugins, "against": against or ()}
+        verified = verification(run, **checks, on_step=progress)
     if as_json:
         print_json({"run": str(run), **verification_values(verified)})
     else:

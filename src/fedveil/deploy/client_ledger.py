@@ -2,7 +2,8 @@
 
 In the server view each release is charged to the run's ledger and to the lifetime when it is sent. In the aggregate view the
 client sees no release, because noise is added to the sums. So it charges the whole plan when it consents, and its ledger states
-whom it trusts for that.
+whom it trusts for that. With secure aggregation the plan has spare attempts, and each attempt that the client answers is one of
+its releases.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedveil.accounting.types import Gaussian, Scope, Unbounded, View
 from fedveil.deploy.consent import AcceptedRun, Consent, ConsentRefused
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.experiment.shared_budget import planned_charges
-from fedveil.experiment.two_ledgers import ITSELF, TRUSTS
+from fedveil.experiment.two_ledgers import ITSELF, MASKED, TRUSTS
 from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
 from fedveil.ledger.population_budget import PopulationBudget, lifetime_budget
@@ -151,5 +152,5 @@ def _planned(judged: AcceptedRun, run: str, event: Event) -> Entry:
         coordinates=d,
         dimension=d,
         participants=s.cohort,
-        note=TRUSTS,
+        note=MASKED if s.secure_aggregation == "on" else TRUSTS,
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -49,6 +50,7 @@ from fedveil.training.local import State
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.experiment.receipts import ClientReceipts
     from fedveil.mechanism.mechanisms import Participation
 
 
@@ -179,7 +181,7 @@ class ClientStates:
 
 
 def _tree(generation: Generation) -> dict[str, Any]:
-    return {**vars(generation), "answer": torch.frombuffer(bytearray(generation.answer), dtype=torch.uint8)}
+    return {**vars(generation), "answer": torch.from_numpy(np.frombuffer(bytearray(generation.answer), np.uint8))}
 
 
 def _draft(path: Path) -> Path:
@@ -207,7 +209,7 @@ class ClientNode:
         context: with the client's own examples and a door that charges its own ledger. run: as the server names it.
         client: its number. states: on its own disk. rounds: number of answers at most, and upper bound of round numbers.
         require: raises a FedveilError for a plan that the client did not agree to. participation: the rule that the rounds'
-            price assumes, or None.
+            price assumes, or None. receipts: of this run, if the server gives some.
     """
 
     context: Context
@@ -217,6 +219,7 @@ class ClientNode:
     rounds: int
     require: Callable[[Plan | Raw], None] = lambda plan: None
     participation: Participation | None = None
+    receipts: ClientReceipts | None = None
 
     def answer(self, round: bytes, task: bytes) -> bytes:
         """Return the reply to the messages of a round, or a refusal with its reason.
@@ -230,19 +233,16 @@ class ClientNode:
                 f"a task for round {asked.round} of run {asked.run}, with the model of round {sent.released.round} of run "
                 f"{sent.run}"
             )
-        if (asked.run, asked.client) != (self.run, self.client):
-            raise WireError(
-                f"a task for client {asked.client} in run {asked.run}, and this is client {self.client} in run {self.run}"
-            )
+        require_addressed(asked, self.run, self.client)
         request = request_name(round, task)
-        try:
-            return self.states.answered(asked.round, request) or self._answered(sent, asked, request)
-        except FedveilError as problem:
-            _log.warning("round %d refused: %s", asked.round, problem)
-            return reply_bytes(RefusalMessage(asked, _told_to_server(problem)))
-        except Exception:  # its text may reveal data
-            _log.exception("round %d failed", asked.round)
-            return reply_bytes(RefusalMessage(asked, "an error at the client, which its own log describes"))
+
+        def answered() -> bytes:
+            answer = self.states.answered(asked.round, request) or self._answered(sent, asked, request)
+            if self.receipts is not None:
+                self.receipts.answer(asked.round, hashlib.sha256(answer).hexdigest())
+            return answer
+
+        return answered_or_refused(asked, answered)
 
     def _answered(self, sent: RoundMessage, asked: TaskMessage, request: str) -> bytes:
         context, before = self.context, self.states.before(asked.round)
@@ -254,6 +254,8 @@ class ClientNode:
                 f"each of them once, in their order"
             )
         self._require_participation(asked.round, before.answers)
+        if self.receipts is not None:
+            self.receipts.keep(sent.receipt, asked.round, sent.released.model.numpy().tobytes())
         state = sent.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(sent, state)
         self.require(plan)
@@ -296,6 +298,24 @@ class ClientNode:
             (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release, salt)])
             return self.context.door.released_bits(upload), upload.buffers
         return (None, None) if release is None else (release.sealed, release.buffers)
+
+
+def require_addressed(asked: TaskMessage, run: str, client: int) -> None:
+    """Refuse a task of another run or for another client; raise WireError."""
+    if (asked.run, asked.client) != (run, client):
+        raise WireError(f"a task for client {asked.client} in run {asked.run}, and this is client {client} in run {run}")
+
+
+def answered_or_refused(asked: TaskMessage, answered: Callable[[], bytes]) -> bytes:
+    """Return an answer, or a refusal with its reason."""
+    try:
+        return answered()
+    except FedveilError as problem:
+        _log.warning("round %d refused: %s", asked.round, problem)
+        return reply_bytes(RefusalMessage(asked, _told_to_server(problem)))
+    except Exception:  # its text may reveal data
+        _log.exception("round %d failed", asked.round)
+        return reply_bytes(RefusalMessage(asked, "an error at the client, which its own log describes"))
 
 
 def _told_to_server(problem: FedveilError) -> str:

@@ -57,7 +57,7 @@ def key(name: Annotated[Path, typer.Argument(help="File for the private key; the
     from fedveil.deploy.network_folder import make_client_key
 
     make_client_key(name)
-    typer.echo(f"key: {name} (it stays here; send {name}.pub to the server's operator)")
+    typer.echo(f"key: {name} (it stays here, and {name}.signing too; send {name}.pub to the server's operator)")
 
 
 @net_app.command(epilog="Example: fedveil net admit ward-a.pub")
@@ -69,6 +69,21 @@ def admit(
 
     number = open_network(folder).admit(public)
     typer.echo(f"{public} is client {number} (a server that is running sees it when it is started again)")
+
+
+@net_app.command(epilog="Example: fedveil net roster --out roster.toml")
+def roster(
+    folder: Network = Path("network"),
+    out: Annotated[Path, typer.Option(help="File to write, for all institutions.")] = Path("roster.toml"),
+) -> None:
+    """Write the names and signing keys of all clients, and print the digest that institutions compare and pin."""
+    from fedveil.deploy.network_folder import open_network
+    from fedveil.ledger.files import write_output
+
+    admitted = open_network(folder).roster
+    write_output(out, admitted.text.encode())
+    typer.echo(f"roster: {out} ({len(admitted.keys)} clients; give it to all of them)")
+    typer.echo(f"digest: {admitted.digest.hex()} (institutions compare it among themselves, and pin it in consent.toml)")
 
 
 @net_app.command(epilog="Example: fedveil net demo my.toml --clients 3")

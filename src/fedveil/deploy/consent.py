@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View, at_most, small
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unit, View, at_most, small
 from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, FedveilError, refusal
 from fedveil.experiment.child_process import ChildHung, Stage, in_child
@@ -26,7 +26,7 @@ from fedveil.experiment.resolve import resolve
 from fedveil.experiment.sections import PluginMethod, PluginTask
 from fedveil.experiment.shared_budget import planned_charges
 from fedveil.mechanism.cost import event_of
-from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw
+from fedveil.mechanism.plan import LocalDpSgd, Plan, Raw, in_shares
 from fedveil.methods.method import Schedule
 from fedveil.methods.run_cost import ROUNDING, noise_of
 
@@ -126,6 +126,10 @@ class Consent(_Section):
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
     trust: names of installed distributions whose methods and tasks runs may name. limits: on work.
     until: the last day (UTC) on which it takes part, or None.
+    secure_aggregation: `required` if the server may get this client's updates under masks only, where it would add the noise.
+    roster: digest that `fedveil net roster` prints, compared with the other institutions; runs under masks need it.
+    least_set, least_colluders: smallest set whose sum may be opened, and smallest number of keys of the roster that may belong to
+    the server or to a client that works with it.
     """
 
     data: OwnData
@@ -136,6 +140,10 @@ class Consent(_Section):
     seeded_noise: bool = False
     trust: tuple[str, ...] = ()
     limits: Limits = Limits()
+    secure_aggregation: Literal["allowed", "required"] = "allowed"
+    roster: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    least_set: int = Field(0, ge=0)
+    least_colluders: int = Field(0, ge=0)
     until: date | None = None
 
 
@@ -258,8 +266,10 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
         raise ConsentRefused(f"the run's guarantee is for {scope}, and this client's caps of {caps}")
     if config.run.seeded_noise and not consent.seeded_noise:
         raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
+    _refuse_unmasked(consent, config)
     experiment = resolve(config)
     statement, setting = experiment.statement, experiment.setting
+    _refuse_small_sets(consent, setting)
     if not math.isfinite(statement.proven.epsilon):
         raise ConsentRefused(f"nothing is proven of this run ({statement.proven.reason or 'epsilon is infinite'})")
     cap = consent.lifetime[scope.view]
@@ -275,6 +285,41 @@ def check_offer(consent: Consent, config: Config) -> AcceptedRun:
         for t in range(setting.rounds):
             require_noise(consent, setting, release.plan(setting, t))
     return AcceptedRun(experiment)
+
+
+def _refuse_unmasked(consent: Consent, config: Config) -> None:
+    """Refuse a run that trusts the server with more than sums, if the consent does not, and one whose masks protect nothing."""
+    masks, place = config.run.secure_aggregation, config.privacy.noise_place
+    if masks != "on" and (masks == "simulate" or place == "shares"):
+        raise ConsentRefused(
+            f"run.secure_aggregation = {masks!r} with privacy.noise_place = {place!r}: over several machines the server would "
+            f"get this client's update with a share of the noise alone; set run.secure_aggregation = 'on'"
+        )
+    if masks == "on" and consent.roster is None:
+        raise ConsentRefused(
+            "run.secure_aggregation = 'on': this client's consent pins no roster; it shall compare the digest that fedveil net "
+            "roster prints with the other institutions, and write it down as roster"
+        )
+    if masks != "on" and consent.secure_aggregation == "required" and config.privacy.view is not View.SERVER:
+        raise ConsentRefused(
+            f"run.secure_aggregation = {masks!r} in the {config.privacy.view} view: the server would get this client's update "
+            f"without noise, and its consent asks for masks (secure_aggregation = 'required')"
+        )
+
+
+def _refuse_small_sets(consent: Consent, setting: Setting) -> None:
+    if setting.secure_aggregation != "on":
+        return
+    if setting.least_set < consent.least_set:
+        raise ConsentRefused(
+            f"the run opens sums of {setting.least_set} clients or more (privacy.min_survivors), and this client asks for sets "
+            f"of {consent.least_set} or more (least_set)"
+        )
+    if setting.known_shares < consent.least_colluders:
+        raise ConsentRefused(
+            f"the run holds if at most {setting.known_shares} keys belong to the server or to who works with it "
+            f"(privacy.colluders), and this client asks for {consent.least_colluders} or more (least_colluders)"
+        )
 
 
 def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
@@ -303,6 +348,20 @@ def require_price(accepted: AcceptedRun, plan: Plan | Raw) -> None:
         return
     event = event_of(plan, s.layout, s.scope, rate=None)
     if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):
+        raise ConsentRefused(f"this round would cost {event}, and this client consented to a run in which every round costs less")
+
+
+def require_share(accepted: AcceptedRun, plan: Plan, members: int) -> None:
+    """Refuse a sum of a set of so many clients that costs more than any planned one.
+
+    Raises:
+        ConsentRefused: the sum costs more.
+    """
+    s = accepted.setting
+    honest = members - s.known_shares
+    event = event_of(in_shares(plan, honest), s.layout, s.scope, rate=None, noisy_uploads=honest)
+    planned = planned_charges(accepted.method, s)
+    if not any(isinstance(e, Gaussian) and isinstance(event, Gaussian) and event.mu <= e.mu * (1 + ROUNDING) for e in planned):
         raise ConsentRefused(f"this round would cost {event}, and this client consented to a run in which every round costs less")
 
 

@@ -60,11 +60,14 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
     consents = [consent_to(config, number) for number in range(clients)]
     with _machines(out) as folder:
         network = make_network(folder / "server", "127.0.0.1", free_port())
+        for number in range(clients):
+            key = owner_only_folder(folder / f"client-{number}") / f"key-{number}"
+            make_client_key(key)
+            network.admit(key.with_name(f"{key.name}.pub"))
         for number, consent in enumerate(consents):
-            folder_of_client = owner_only_folder(folder / f"client-{number}")
-            (folder_of_client / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
-            make_client_key(folder_of_client / "key")
-            network.admit(folder_of_client / "key.pub")
+            if "roster" in consent:
+                consent["roster"] = network.roster.digest.hex()
+            (folder / f"client-{number}" / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
         with _joining(network, clients, tell) as join:
             return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round, on_up=join))
 
@@ -143,6 +146,8 @@ def consent_to(config: Config, number: int) -> dict[str, Any]:
         "seeded_noise": config.run.seeded_noise,
         "limits": Limits.none(setting.layout.dimension).model_dump(exclude_none=True),
     }
+    if setting.secure_aggregation == "on":
+        consent |= {"secure_aggregation": "required", "roster": "0" * 64}  # until the keys have been made
     check_offer(Consent.model_validate(consent), offered)
     return consent
 
@@ -193,7 +198,8 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
                 return
             folder = network.path.parent / f"client-{number}"
             command = [sys.executable, "-m", "fedveil", "join", f"127.0.0.1:{network.port}", "--ca", str(network.authority)]
-            command += ["--key", str(folder / "key"), "--consent", str(folder / "consent.toml"), "--dir", str(folder / "state")]
+            command += ["--key", str(folder / f"key-{number}"), "--consent", str(folder / "consent.toml")]
+            command += ["--dir", str(folder / "state")]
             with open(folder / "log", "wb") as log:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 processes.append(

@@ -8,6 +8,7 @@ Each node knows its own number, stores its client's states on disk, and handles 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import pickle
 import tempfile
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from queue import Queue
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -41,10 +42,14 @@ from fedveil.deploy.round_messages import (
 )
 from fedveil.deploy.wire_format import WireError, content_of, instruction, parts_of, record
 from fedveil.errors import ConfigError, FedveilError, UpdateRefused
+from fedveil.experiment.receipts import Answer, Answers
 from fedveil.federation.round import ClientTask, Context, Outcome, planned
 from fedveil.ledger.files import owner_only
 from fedveil.mechanism.plan import Plan
 from fedveil.release.release_layout import NullLedger
+
+if TYPE_CHECKING:
+    from fedveil.experiment.receipts import ServerReceipts
 
 _log = logging.getLogger(__name__)
 
@@ -138,6 +143,7 @@ class GridEngine:
         tell: called with a line for each client that is left out of a round, only once in a row for the same reason.
         again: called with the clients of a round in which none took part, and how often they were asked before; waits, and
             returns whether to ask them again. None: the clients are simulated, so such a client has failed.
+        receipts: of the run, which clients get with the next round; None: they get none.
     """
 
     def __init__(
@@ -148,8 +154,10 @@ class GridEngine:
         tell: Callable[[str], None] = _log.warning,
         *,
         again: Callable[[Set[int], int], bool] | None = None,
+        receipts: ServerReceipts | None = None,
     ) -> None:
         self.context, self.run, self.exchange, self.tell, self.again = context, run, exchange, tell, again
+        self.receipts = receipts
         self._left_out: dict[int, str] = {}
 
     def __enter__(self) -> Self:
@@ -168,28 +176,37 @@ class GridEngine:
         plans = {task.client: planned(self.context, task) for task in todo}
         names = {client: plan_name(plan, self.context.door.layout) for client, plan in plans.items()}
         first = todo[0]
-        common = round_bytes(
-            RoundMessage(self.run, first.released, first.policy_state if self.context.summed else {}, first.buffers)
-        )
+        common = self.round_bytes(first)
         asked = {task.client: TaskMessage(self.run, task.released.round, task.client, task.weight) for task in todo}
         messages, tries = {client: (common, task_bytes(task)) for client, task in asked.items()}, 0
         while True:
-            answers, left_out = self.exchange.answers(messages), list[Outcome]()
+            answers, left_out, used = self.exchange.answers(messages), list[Outcome](), list[Answer]()
             for task in todo:
                 client = task.client
-                plan = plans[client]
+                plan, answer = plans[client], answers[client]
                 assert isinstance(plan, Plan)
                 try:
-                    message = self._message(answers[client], asked[client], names[client], plan)
+                    if isinstance(answer, str):
+                        raise WireError(answer)
+                    message = self._message(answer, asked[client], names[client], plan)
                     outcome = self._outcome(task, plan, message)
                     self._left_out.pop(client, None)
+                    used.append(Answer(client, hashlib.sha256(answer).hexdigest()))
                     yield outcome
                 except (WireError, UpdateRefused) as problem:
                     left_out.append(self._without(task, str(problem)))
             if len(left_out) < len(todo) or self.again is None or not self.again(asked.keys(), tries):
                 break
             tries += 1
+        if self.receipts is not None:
+            self.receipts.record(Answers(first.released.round, tuple(used)))
         yield from left_out
+
+    def round_bytes(self, task: ClientTask) -> bytes:
+        """Return the message of a round to all its clients, of which `task` is the part of one."""
+        released, state = task.released, task.policy_state if self.context.summed else {}
+        receipt = "" if self.receipts is None else self.receipts.issue(released.round, released.model.numpy().tobytes())
+        return round_bytes(RoundMessage(self.run, released, state, task.buffers, receipt))
 
     def _without(self, task: ClientTask, problem: str) -> Outcome:
         """Return the outcome of a client that is left out; the same reason is told only once in a row."""
@@ -198,9 +215,7 @@ class GridEngine:
         self._left_out[task.client] = problem
         return Outcome(task.client, None, task.policy_state, {}, error=problem, remote=self.again is not None)
 
-    def _message(self, answer: bytes | str, asked: TaskMessage, name: str, plan: Plan) -> ReleaseMessage:
-        if isinstance(answer, str):
-            raise WireError(answer)
+    def _message(self, answer: bytes, asked: TaskMessage, name: str, plan: Plan) -> ReleaseMessage:
         door = self.context.door
         message = read_reply(answer, asked, door.parts.dimension, release_bounds(door, plan) or None)
         if isinstance(message, RefusalMessage):

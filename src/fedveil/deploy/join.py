@@ -5,6 +5,7 @@ restart.
 
     FOLDER/lifetime-VIEW.sqlite   the cost of all its runs (see `client_ledger`)
     FOLDER/runs/RUN/offer.json    the accepted offer; ledger.sqlite: its releases; states/: its states
+    FOLDER/runs/RUN/receipts.jsonl   what the server signed after each round (see `experiment.receipts`)
 
 The SuperNode carries messages, and runs nothing. It is restarted whenever it ends: the server turns it away (Flower's exit 305)
 before the client is admitted, and for a minute after a SuperNode with the same key was lost.
@@ -45,11 +46,13 @@ from fedveil.deploy.consent import (
     require_noise,
     require_not_ended,
     require_price,
+    require_share,
 )
 from fedveil.deploy.deployed_data import client_data, empty_client_data
 from fedveil.deploy.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
+from fedveil.deploy.masked_rounds import MaskedNode
 from fedveil.deploy.membership import expiry
-from fedveil.deploy.network_folder import check_readable
+from fedveil.deploy.network_folder import check_readable, signing_key
 from fedveil.deploy.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.deploy.programs import Program, ended_by_signal, free_port, limit_memory, running
 from fedveil.deploy.round_messages import RefusalMessage, TaskMessage, read_task, reply_bytes
@@ -58,6 +61,7 @@ from fedveil.deploy.status import notify
 from fedveil.deploy.wire_format import WireError, printable
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.assembly import federation
+from fedveil.experiment.receipts import ClientReceipts
 from fedveil.experiment.rehearsal import rehearsed
 from fedveil.experiment.run_directory import locked
 from fedveil.ledger.files import owner_only_folder, replace_whole, sync_path, was_begun
@@ -66,6 +70,8 @@ from fedveil.methods.method import participation_of
 from fedveil.statement.statement_layout import to_markdown
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from fedveil.experiment.assembly import Prepared
     from fedveil.experiment.experiment import Experiment
     from fedveil.mechanism.plan import Plan, Raw
@@ -80,18 +86,26 @@ class JoinedClient:
     Args:
         folder: its own, of mode 700. consent: of the client. tell: called with a line for each event.
         check: show each offer, and refuse it; `fits` is then whether this client would take part with all of its data.
+        signing: its key on the roster, for runs with secure aggregation.
     """
 
     def __init__(
-        self, folder: Path, consent: Consent, tell: Callable[[str], None] = lambda line: None, *, check: bool = False
+        self,
+        folder: Path,
+        consent: Consent,
+        tell: Callable[[str], None] = lambda line: None,
+        *,
+        check: bool = False,
+        signing: Ed25519PrivateKey | None = None,
     ) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
+        self.signing = signing
         self.has_looked, self.fits, self._unreadable = False, False, ""
         self.last: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
         self.ledger = ClientLedger(folder, consent)
-        self._nodes: dict[str, ClientNode] = {}
+        self._nodes: dict[str, ClientNode | MaskedNode] = {}
 
     def answer(self, parts: list[bytes]) -> bytes:
         """Return the answer to a message: one part is an offer, two are a round.
@@ -171,6 +185,8 @@ class JoinedClient:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
+        if accepted.setting.secure_aggregation == "on":
+            self._signing(offer)
         if self.check:
             self.fits = self._look(accepted, offer)
             raise ConsentRefused(
@@ -200,7 +216,7 @@ class JoinedClient:
         self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {at_most(epsilon)}")
         return consent_bytes(offer, epsilon)
 
-    def _node(self, task: TaskMessage) -> ClientNode:
+    def _node(self, task: TaskMessage) -> ClientNode | MaskedNode:
         if task.run not in self._nodes:
             offer = self._pinned(task.run)
             if offer is None:
@@ -208,7 +224,7 @@ class JoinedClient:
             self._nodes[task.run] = self._made(offer)
         return self._nodes[task.run]
 
-    def _made(self, offer: Offer) -> ClientNode:
+    def _made(self, offer: Offer) -> ClientNode | MaskedNode:
         folder, accepted = self._run_folder(offer.run), check_offer(self.consent, offer.parsed())
         experiment = accepted.experiment
         path = folder / "ledger.sqlite"
@@ -232,9 +248,33 @@ class JoinedClient:
             require_noise(self.consent, accepted.setting, plan)
             require_price(accepted, plan)
 
-        rule = participation_of(accepted.method, accepted.setting)
+        receipts = ClientReceipts(folder, offer.run, offer.receipt_key) if offer.receipt_key else None
         context = replace(job.context, longest=self.consent.limits.round_seconds)
-        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
+        if accepted.setting.secure_aggregation == "on":
+
+            def require_sum(plan: Plan, members: int) -> None:
+                require(plan)
+                require_share(accepted, plan, members)
+
+            return MaskedNode.of(context, offer, self._signing(offer), folder, accepted.setting, require_sum, receipts)
+        rule = participation_of(accepted.method, accepted.setting)
+        return ClientNode(context, offer.run, offer.client, states, accepted.setting.rounds, require, rule, receipts)
+
+    def _signing(self, offer: Offer) -> Ed25519PrivateKey:
+        """Return the client's signing key; raise ConsentRefused if roster or key are others than those that the client knows."""
+        roster = offer.signers
+        if roster.digest.hex() != self.consent.roster:
+            raise ConsentRefused(
+                f"the run's roster has the digest {roster.digest.hex()}, and this client's consent pins {self.consent.roster}: "
+                f"institutions compare what fedveil net roster prints, and pin it anew where it has changed"
+            )
+        if self.signing is None:
+            raise ConsentRefused("this client has no signing key: fedveil net key NAME adds one, and its .pub is admitted again")
+        if roster.keys.get(offer.client) != self.signing.public_key().public_bytes_raw():
+            raise ConsentRefused(
+                f"the roster has another key of client {offer.client} than this client: it is not the one listed"
+            )
+        return self.signing
 
     def _own(self, offer: Offer, experiment: Experiment) -> Prepared:
         data = self.consent.data
@@ -257,8 +297,7 @@ class JoinedClient:
 
     def _pin(self, offer: Offer) -> None:
         """Store the offer, and sync it to disk."""
-        folder, fields = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
-        fields["fedveil"] = offer.fedveil  # for the record: an upgrade of both sides changes no offer
+        folder, fields = self._run_folder(offer.run), vars(offer)  # its version for the record: an upgrade changes no offer
         replace_whole(folder / "offer.json", json.dumps(fields).encode(), private=True)
         for listed in (folder, folder.parent, self.folder):
             sync_path(listed)
@@ -271,7 +310,7 @@ class JoinedClient:
         if not path.exists():
             return None
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return Offer(fields["run"], fields["client"], fields["config"])
+        return Offer(**fields)
 
 
 _POLL = 0.2
@@ -328,7 +367,8 @@ def join(consent: Consent, joining: Joining) -> bool:
     limit_memory(consent.limits.memory_bytes)
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    client, port = JoinedClient(joining.folder, consent, joining.tell, check=joining.check), free_port()
+    signing, port = signing_key(joining.key), free_port()
+    client = JoinedClient(joining.folder, consent, joining.tell, check=joining.check, signing=signing)
     expected = hashlib.sha256(bundle()).hexdigest()
 
     def tell(line: str) -> None:

@@ -1,7 +1,7 @@
 """Keys, certificates, and the server operator's folder with the admitted clients.
 
-ca.pem              given to every client        ca.key, server.pem, server.key, secret   given to nobody
-network.json        host and port                clients/0000-alice.pub                   public key of client 0
+ca.pem              given to every client        ca.key, server.pem, server.key, secret, receipts.key   given to nobody
+network.json        host and port                clients/0000-alice.pub                                 public key of client 0
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -32,8 +32,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.errors import ConfigError
 from fedveil.ledger.files import DRAFT, owner_only_folder, replace_whole
+from fedveil.secure_aggregation.roster import Roster, RosterClient
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+SIGNING = ".signing"
 
 _AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 
@@ -70,11 +72,17 @@ def make_server(folder: Path, host: str, days: int = SERVER_DAYS) -> None:
 def make_client_key(path: Path) -> None:
     """Write a key pair in Flower's format: the private key at `path`, the public one next to it with the ending .pub.
 
+    With it comes a pair of Ed25519, by which the client signs what it masks: the private key with the ending .signing, the public
+    one as the second line of .pub. A pair of an earlier version gets one.
+
     Raises:
         ConfigError: one of the files exists.
     """
-    public_path = path.with_name(path.name + ".pub")
-    if existing := next((p for p in (path, public_path) if p.exists()), None):
+    public_path, signing_path = path.with_name(path.name + ".pub"), path.with_name(path.name + SIGNING)
+    if path.exists() and public_path.exists() and not signing_path.exists() and signing_line(public_path) is None:
+        _write_signing(signing_path, public_path)
+        return
+    if existing := next((p for p in (path, public_path, signing_path) if p.exists()), None):
         raise ConfigError(
             f"{existing} exists, and a key is never overwritten, for the server knows its client by it: join with --key {path} "
             f"as it is, or give another name"
@@ -84,9 +92,49 @@ def make_client_key(path: Path) -> None:
     replace_whole(public_path, public + b" " + path.name.encode() + b"\n")
     try:
         replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+        _write_signing(signing_path, public_path)
     except OSError:
-        public_path.unlink()
+        for made in (public_path, path, signing_path):
+            made.unlink(missing_ok=True)
         raise
+
+
+def _write_signing(path: Path, public_path: Path) -> None:
+    """Write a signing key, and its public half below Flower's."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    _write_private(path, key)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    replace_whole(public_path, public_path.read_bytes().rstrip() + b"\n" + public + b" " + path.name.encode() + b"\n")
+
+
+def signing_key(path: Path) -> ed25519.Ed25519PrivateKey | None:
+    """Return the signing key of the client whose key for Flower is at `path`, or None if it has none.
+
+    Raises:
+        ConfigError: the file is no such key.
+    """
+    signing = path.with_name(path.name + SIGNING)
+    return _ed25519_key(signing) if signing.exists() else None
+
+
+def signing_line(path: Path) -> bytes | None:
+    """Return the signing key in a client's .pub, 32 raw bytes, or None if it has none; raise ConfigError if it is damaged."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+        key = load_ssh_public_key(lines[1]) if len(lines) > 1 and lines[1].strip() else None
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
+        raise ConfigError(f"{path} is no public key ({problem}): give the file that ends in .pub") from None
+    return key.public_bytes_raw() if isinstance(key, ed25519.Ed25519PublicKey) else None
+
+
+def _ed25519_key(path: Path) -> ed25519.Ed25519PrivateKey:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise ConfigError(f"{path} is no signing key that fedveil made: put its copy back")
+    return key
 
 
 def public_key_of(path: Path) -> bytes:
@@ -96,7 +144,7 @@ def public_key_of(path: Path) -> bytes:
         ConfigError: the file is not a public key.
     """
     try:
-        key = load_ssh_public_key(path.read_bytes())
+        key = load_ssh_public_key(path.read_bytes().split(b"\n")[0])
     except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise ConfigError(f"{path} is no public key ({problem}): give the file that ends in .pub") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -154,11 +202,11 @@ def _signed(
     return builder.sign(signer, hashes.SHA384())
 
 
-def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey) -> None:
     replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)
 
 
-_FILE, _SECRET, CLIENTS = "network.json", "secret", "clients"
+_FILE, _SECRET, CLIENTS, _RECEIPTS = "network.json", "secret", "clients", "receipts.key"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
 """Pattern of a host name, an IPv4 address or an IPv6 address."""
 
@@ -187,6 +235,18 @@ class NetworkFolder:
         return self.path / _SECRET
 
     @property
+    def receipt_key(self) -> ed25519.Ed25519PrivateKey:
+        """Return the key by which the server signs receipts; a folder of an earlier version gets one.
+
+        Raises:
+            ConfigError: the file is no such key.
+        """
+        path = self.path / _RECEIPTS
+        if not path.exists():
+            _write_private(path, ed25519.Ed25519PrivateKey.generate())
+        return _ed25519_key(path)
+
+    @property
     def address(self) -> str:
         """Return the address at which the server listens: this machine only, if the host is this machine."""
         return "0.0.0.0" if self.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
@@ -199,18 +259,39 @@ class NetworkFolder:
         """Return number and public key file of each key that is no longer admitted."""
         return _numbered(self.path / CLIENTS / "removed")
 
+    @property
+    def roster(self) -> Roster:
+        """Return number, name and signing key of all admitted clients.
+
+        Raises:
+            ConfigError: one of them has no signing key.
+        """
+        admitted = self.admitted()
+        keys = {number: signing_line(path) for number, path in admitted.items()}
+        names = {number: path.stem.partition("-")[2] for number, path in admitted.items()}
+        if without := [names[number] for number, key in keys.items() if key is None]:
+            raise ConfigError(
+                f"{', '.join(without)}: no signing key, which secure aggregation needs: on that machine run fedveil net key NAME "
+                f"again, which adds one, and admit its .pub again"
+            )
+        return Roster(tuple(RosterClient(number, names[number], key) for number, key in keys.items() if key))
+
     def admit(self, key: Path) -> int:
         """Admit the client with this public key, and return its permanent number.
 
-        A client that was removed gets its number back.
+        A client that was removed gets its number back, and one that was admitted without a signing key keeps its when it
+        comes with one.
 
         Raises:
             ConfigError: the file is not a key, the key was admitted before, or its client has another one now.
         """
-        public, admitted, removed = public_key_of(key), self.admitted(), self.removed()
-        for number, path in admitted.items():
+        public, signing, admitted, removed = public_key_of(key), signing_line(key), self.admitted(), self.removed()
+        for client, path in admitted.items():
             if public_key_of(path) == public:
-                raise ConfigError(f"{key}: admitted before, as client {number}")
+                if signing is None or signing_line(path) is not None:
+                    raise ConfigError(f"{key}: admitted before, as client {client}")
+                replace_whole(path, key.read_bytes(), private=True)
+                return client
         earlier = next((n for n, path in removed if public_key_of(path) == public), None)
         if earlier in admitted:
             raise ConfigError(f"{key}: an earlier key of client {earlier}, which has another one now")
@@ -250,6 +331,7 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
         make_authority(draft)
         make_server(draft, host)
         replace_whole(draft / _SECRET, secrets.token_bytes(32), private=True)
+        _write_private(draft / _RECEIPTS, ed25519.Ed25519PrivateKey.generate())
         replace_whole(draft / _FILE, json.dumps({"host": host, "port": port}).encode(), private=True)
         draft.rename(path)
     except OSError:

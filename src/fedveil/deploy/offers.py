@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from fedveil.deploy.wire_format import (
 )
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, flat, parse
+from fedveil.secure_aggregation.roster import Roster, RosterClient
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Configuration keys that concern one machine only, and are not offered."""
@@ -44,17 +45,37 @@ ONLY_LOOKS = "this client only looks at what is offered (--check)"
 
 @dataclass(frozen=True)
 class Offer:
-    """Invitation to a run. config: nested dict of plain values. fedveil: version of the sender."""
+    """Invitation to a run.
+
+    Args:
+        config: nested dict of plain values. receipt_key: Ed25519 public key (hex) by which the server signs receipts, or "".
+        roster: number, name and key (hex) of each client, for secure aggregation; else empty. fedveil: version of the sender.
+    """
 
     run: str
     client: int
     config: dict[str, Any]
+    receipt_key: str = ""
+    roster: Sequence[Sequence[Any]] = ()
     fedveil: str = field(default_factory=lambda: __version__)
 
     @property
     def digest(self) -> str:
         """Return the SHA-256 of the offer, independent of the sender's version."""
         return hashlib.sha256(offer_bytes(replace(self, fedveil=""))).hexdigest()
+
+    @property
+    def common_digest(self) -> bytes:
+        """Return the SHA-256 of what is offered to all clients alike: the offer without the client's own number."""
+        return hashlib.sha256(offer_bytes(replace(self, client=0, fedveil=""))).digest()
+
+    @property
+    def signers(self) -> Roster:
+        """Return the roster; raise WireError if there is none, or it is invalid."""
+        try:
+            return Roster(tuple(RosterClient(number, name, bytes.fromhex(key)) for number, name, key in self.roster))
+        except (ValueError, TypeError, ConfigError) as problem:
+            raise WireError(f"an offer without a valid roster, which secure aggregation needs ({problem})") from None
 
     def parsed(self) -> Config:
         """Return the checked configuration.
@@ -77,8 +98,9 @@ class Offer:
         return config
 
 
-def offer_of(run: str, client: int, config: Config) -> Offer:
+def offer_of(run: str, client: int, config: Config, receipt_key: str = "", roster: Roster | None = None) -> Offer:
     """Return the offer of a configuration, with all defaults, and without keys that concern only the server's machine."""
+    listed = () if roster is None else roster.clients
     whole = config.resolved() | {"task": config.task.model_dump(mode="json")}
     whole["model"] |= config.model.options.model_dump(mode="json")
     whole["data"]["partition"] |= checked_options(config.data.partition).model_dump(mode="json")
@@ -88,11 +110,11 @@ def offer_of(run: str, client: int, config: Config) -> Offer:
     if config.data.source is not None:
         source = config.data.source.model_dump(mode="json", exclude={"name", "test_file"})
         whole["data"]["source"] = source | {"file": "the client's own"}
-    return Offer(run, client, whole)
+    return Offer(run, client, whole, receipt_key, [[one.number, one.name, one.key.hex()] for one in listed])
 
 
 def _fields(offer: Offer) -> dict[str, Any]:
-    return {"run": offer.run, "client": offer.client, "config": offer.config, "fedveil": offer.fedveil}
+    return vars(offer)
 
 
 def offer_bytes(offer: Offer) -> bytes:
@@ -105,11 +127,15 @@ def read_offer(content: bytes) -> Offer:
     if len(content) > _MOST:
         raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
-    require_parts(message, ("run", "client", "config", "fedveil"))
+    require_parts(message, ("run", "client", "config", "receipt_key", "roster", "fedveil"))
     config = message.fields.get("config")
     if type(config) is not dict:
         raise WireError("an offer without a configuration")
-    return Offer(run_name(message), whole_number(message, "client"), config, text(message, "fedveil"))
+    key = digest(message, "receipt_key") if message.fields.get("receipt_key") else ""
+    roster = message.fields["roster"]
+    if type(roster) is not list:
+        raise WireError("an offer whose roster is no list")
+    return Offer(run_name(message), whole_number(message, "client"), config, key, roster, text(message, "fedveil"))
 
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:

@@ -1,10 +1,13 @@
 """The messages of a round, and the check of a received release against the server's own plan.
 
     ROUND     to all clients of a round, the same bytes: model, previous model, public loss, public update, server state,
-              plan state, statistics
+              plan state, statistics, and the receipt of the round before
     TASK      to one client: its number and its weight
     RELEASE   from one client: the integers from its door, or the floats of a release that promises nothing
     REFUSAL   from one client: why it takes no part
+
+With secure aggregation, a client answers a round with READY, and SET, the same bytes to all clients of a set, with MASKED; their
+content is that of `fedveil.secure_aggregation`.
 
 No message contains a client's private or policy state, its loss, its number of examples, or why its training failed.
 
@@ -52,18 +55,22 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 
-_TREE = "tree"
+_TREE, _RECEIPT, _CONTENT = "tree", 2**16, "content"
 _TASK = ("run", "round", "client", "weight")
 
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """Message to all clients of a round; `plan_state` is the common policy's if uploads are summed, else empty."""
+    """Message to all clients of a round; `plan_state` is the common policy's if uploads are summed, else empty.
+
+    `receipt`: of the round before (see `experiment.receipts`), or an empty text.
+    """
 
     run: str
     released: Released
     plan_state: State
     buffers: Tensor | None
+    receipt: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def round_bytes(message: RoundMessage) -> bytes:
         "buffers": message.buffers,
     }
     tensors: dict[str, Tensor] = {}
-    fields = {"run": message.run, "round": released.round, _TREE: encode(content, tensors, "")}
+    fields = {"run": message.run, "round": released.round, "receipt": message.receipt, _TREE: encode(content, tensors, "")}
     return encoded(WireMessage(Kind.ROUND, fields, {name: tensor.numpy() for name, tensor in tensors.items()}))
 
 
@@ -126,7 +133,7 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
         WireError: it is invalid, or its models are not vectors of finite numbers of that dimension.
     """
     message = decoded(content, Kind.ROUND)
-    require_parts(message, ("run", "round", _TREE), message.arrays)
+    require_parts(message, ("run", "round", "receipt", _TREE), message.arrays)
     try:
         tree = decode(message.fields[_TREE], {name: torch.from_numpy(array) for name, array in message.arrays.items()})
         keys = {"model", "previous", "public_loss", "public_update", "server", "plan_state", "buffers"}
@@ -151,7 +158,7 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
         server=tree["server"],
         public_update=tree["public_update"],
     )
-    return RoundMessage(run_name(message), released, tree["plan_state"], buffers)
+    return RoundMessage(run_name(message), released, tree["plan_state"], buffers, text(message, "receipt", _RECEIPT))
 
 
 def task_bytes(task: TaskMessage) -> bytes:
@@ -220,6 +227,52 @@ def read_reply(
     if bounds is not None and any(found != by_block(bounds, dimension) for found in message.packed.values()):
         raise WireError("integers that are packed in another width than their plan gives")
     return ReleaseMessage(task, digest(message, "plan"), digest(message, "salt"), released, statistics)
+
+
+def kind_of(content: bytes) -> Kind:
+    """Return whether the first part of a message is a round or a set; raise WireError if it is neither."""
+    for kind in (Kind.SET, Kind.ROUND):
+        if content[:7] == encoded(WireMessage(kind, {}))[:7]:
+            return kind
+    raise WireError("a message that is neither a round nor a set")
+
+
+def masks_bytes(kind: Kind, task: TaskMessage, content: bytes) -> bytes:
+    """Return an answer with content of secure aggregation as bytes."""
+    return encoded(WireMessage(kind, _task_fields(task), {_CONTENT: np.frombuffer(content, np.uint8)}))
+
+
+def read_masks(answer: bytes, kind: Kind, task: TaskMessage) -> bytes:
+    """Return the content of a client's answer; raise WireError if it is invalid, a refusal, or the answer to another task."""
+    message = decoded(answer, kind, Kind.REFUSAL)
+    refused = message.kind is Kind.REFUSAL
+    require_parts(message, (*_TASK, "reason") if refused else _TASK, () if refused else (_CONTENT,))
+    if _task_of(message) != task:
+        raise WireError("an answer to another task")
+    if refused:
+        raise WireError(f"refused: {text(message, 'reason')}")
+    return _content(message)
+
+
+def set_bytes(run: str, round: int, content: bytes) -> bytes:
+    """Return the request for the masked vectors of a set as bytes."""
+    return encoded(WireMessage(Kind.SET, {"run": run, "round": round}, {_CONTENT: np.frombuffer(content, np.uint8)}))
+
+
+def read_set(content: bytes, task: TaskMessage) -> bytes:
+    """Return the content of a request; raise WireError if it is invalid, or of another round than the task."""
+    message = decoded(content, Kind.SET)
+    require_parts(message, ("run", "round"), (_CONTENT,))
+    if (run_name(message), whole_number(message, "round")) != (task.run, task.round):
+        raise WireError(f"a task for round {task.round}, with the set of another one")
+    return _content(message)
+
+
+def _content(message: WireMessage) -> bytes:
+    array = message.arrays.get(_CONTENT)
+    if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        raise WireError(f"a {message.kind.name.lower()} without its content")
+    return array.tobytes()
 
 
 def plan_name(plan: Plan | Raw, layout: Layout) -> str:

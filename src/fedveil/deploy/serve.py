@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.deploy.deployed_data import public_part
 from fedveil.deploy.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
-from fedveil.deploy.grid_engine import GridEngine, GridExchange
+from fedveil.deploy.grid_engine import GridExchange
+from fedveil.deploy.masked_rounds import engine_for
 from fedveil.deploy.membership import SeenClients, server_expiry
 from fedveil.deploy.network_folder import public_key_of
 from fedveil.deploy.offers import ConsentingClients, offer_of
@@ -28,6 +29,7 @@ from fedveil.deploy.strict_grid import LastingGrid
 from fedveil.deploy.superlink import hearing
 from fedveil.deploy.wire_format import printable
 from fedveil.errors import FedveilError
+from fedveil.experiment.receipts import ServerReceipts
 from fedveil.experiment.resolve import resolve, resolve_here, with_run
 from fedveil.experiment.result import Result
 from fedveil.experiment.run import train
@@ -35,6 +37,7 @@ from fedveil.experiment.shared_budget import affordable
 from fedveil.mechanism.mechanisms import STATE_FILE
 
 if TYPE_CHECKING:
+    from fedveil.deploy.grid_engine import GridEngine
     from fedveil.deploy.network_folder import NetworkFolder
     from fedveil.experiment.config import Config
     from fedveil.experiment.experiment import Experiment
@@ -87,6 +90,7 @@ def serve(config: Config, serving: Serving) -> Result:
             f"data.partition or data.source has {prepared.population.clients} clients, and {known} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
+    roster = network.roster if experiment.setting.secure_aggregation == "on" else None
     if not serving.resume:
         affordable(experiment, "serve")
     config = with_run(config, engine="flower")
@@ -113,16 +117,21 @@ def serve(config: Config, serving: Serving) -> Result:
         seen = SeenClients(network, versions)
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
+        receipts: list[ServerReceipts] = []
+
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
             number = prepared.population.clients
             serving.note(run=run, rounds=experiment.setting.rounds, rounds_done=0, clients=number, state="waiting for clients")
-            exchange = ConsentingClients(reach, partial(offer_of, run, config=config), number, serving.tell, versions=versions)
+            receipts.append(ServerReceipts(serving.out, run, network.receipt_key))
+            offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key, roster=roster)
+            exchange = ConsentingClients(reach, offered, number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
+            return partial(engine_for, exchange=exchange, folder=serving.out, receipts=receipts[0], tell=serving.tell)
 
         with _naming_log(link):
             resolved = resolve_here(config, prepared.population, serving.out if serving.resume else None)
             result = train(resolved, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
+    receipts[0].issue(None, result.model.vector.numpy().tobytes())
     (serving.out / STATE_FILE).unlink(missing_ok=True)  # noiseless sums, which only an interrupted run needs
     return result
 

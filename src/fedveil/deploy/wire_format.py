@@ -150,6 +150,9 @@ class Kind(IntEnum):
     REFUSAL = 4
     OFFER = 5
     CONSENT = 6
+    READY = 7
+    SET = 8
+    MASKED = 9
 
 
 @dataclass(frozen=True)

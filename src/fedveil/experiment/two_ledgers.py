@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ITSELF = 0
 """The number under which a client counts itself, whatever its number in a run."""
 TRUSTS = "planned in full at consent; trusts the server to draw who takes part, and to add the noise"
+MASKED = "planned in full at consent, with spare attempts; the server sees masked sums alone"
 SUBJECT, _LIFETIME = "two ledgers", "the client's lifetime"
 
 
@@ -117,7 +118,7 @@ def _lifetime_finding(there: _ClientSide) -> Finding:
 
 def _planned_finding(server: Sequence[Entry], there: _ClientSide) -> Finding:
     """Aggregate view: the sums cost no more than the client charged at consent."""
-    planned = [entry for entry in there.lifetime if entry.client == AGGREGATE and entry.note == TRUSTS]
+    planned = [entry for entry in there.lifetime if entry.client == AGGREGATE and entry.note in (TRUSTS, MASKED)]
     if any(isinstance(entry.event, Unbounded) for entry in server):
         return Finding("contradicted", SUBJECT, "the server released a sum of unbounded cost, and the client consented to none")
     spent, agreed = _cost(server, there.cap), _cost(planned, there.cap)

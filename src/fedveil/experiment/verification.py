@@ -17,14 +17,16 @@ import stat
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from fedveil.errors import ConfigError, FedveilError, LedgerError
+from fedveil.experiment.receipts import RECEIPTS, check_receipts, compare_receipts
 from fedveil.experiment.recertify import recertify
 from fedveil.experiment.run_directory import PRIVATE, SALT, json_text, private_folder, write_bytes, write_text
+from fedveil.experiment.two_ledgers import compared
 from fedveil.ledger.files import DRAFT
 from fedveil.ledger.ledger import Ledger
 from fedveil.verify import Finding, Verification, verify_ledger, verify_run
@@ -33,7 +35,7 @@ FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
 DIGESTS = f"{PRIVATE}/digests.json"
 """File with the digests of the private files that a run writes after its opening."""
-_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
+_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig", RECEIPTS)
 
 
 def _digests_of(run: Path) -> dict[str, str]:
@@ -280,6 +282,7 @@ def verification(
     pin: str | None = None,
     signer: Signer | None = None,
     trust_plugins: bool = False,
+    against: Sequence[Path] = (),
     on_step: Callable[[int, int], None] | None = None,
 ) -> Verification:
     """Check a run directory, a zip of one, or the ledger of a lifetime budget.
@@ -289,13 +292,18 @@ def verification(
     Args:
         pin: the closing digest as known from elsewhere. signer: required signer.
         trust_plugins: run plugins that the run names, at their recorded digests, to recompute the statement.
+        against: folders of clients that took part, whose ledgers and receipts are held against the run's.
         on_step: called with (rows of the ledger read, all rows).
 
     Raises:
         FedveilError: a required signature cannot be checked, or a pin or signer is given for a ledger.
     """
     if Path(path).is_dir():
-        return _of_directory(Path(path), pin, signer, trust_plugins, on_step)
+        verified = _of_directory(Path(path), pin, signer, trust_plugins, on_step)
+        ledgers = [finding for folder in against for finding in compared(Path(path), folder)]
+        return verified._replace(findings=(*verified.findings, *ledgers, *compare_receipts(Path(path), against)))
+    if against:
+        raise ConfigError(f"--against compares a run directory with folders of clients, and {path} is none: unpack it first")
     if _is_database(Path(path)):
         if pin is not None or signer is not None:
             raise ConfigError(f"{path} is a ledger without a closing digest: --pin, --signers and --identity are for runs")
@@ -327,5 +335,6 @@ def _of_directory(
     if len(verified.findings) == 1:  # it could not be read at all, so nothing else of it can
         return verified
     added = recertify(run, trust_plugins=trust_plugins) if (run / "statement.json").is_file() else []
+    added += check_receipts(run, bool(verified.closing))
     signature = check_signature(run, verified.closing, signer)
     return Verification((*verified.findings, *added, *([signature] if signature else [])), verified.closing)

@@ -142,7 +142,7 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
     for name in (name for name in checked if there[name].suffix in _READERS):
         _READERS[there[name].suffix](there[name].read_text(encoding="utf-8"))
-    outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
+    outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head", "receipts.jsonl"})
     wrong += [f"{n} (without a digest)" for n in outside if n.casefold().removeprefix("private/") in _SHOWN and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
     findings.extend([Finding("trust", "other files", f"no digest covers {', '.join(outside)}")] * bool(outside))

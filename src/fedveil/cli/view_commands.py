@@ -214,8 +214,7 @@ def verify(
         raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
     signer = None if signers is None or identity is None else Signer(identity, signers)
     with reading_progress() as progress:
-        checks = {"pin": pin, "signer": signer, "trust_plugins": trust_plugins, "against": against or ()}
-        verified = verification(run, **checks, on_step=progress)
+        verified = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, against=against or (), on_step=progress)
     if as_json:
         print_json({"run": str(run), **verification_values(verified)})
     else:

@@ -172,7 +172,7 @@ def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_b
         for pid in client_processes(tmp_path):
             os.kill(pid, signal.SIGKILL)
     folder = out.with_name(out.name + BESIDE)
-    assert (folder / "client-0" / "key").is_file()
+    assert (folder / "client-0" / "key-0").is_file()
     with Ledger.open(out / "ledger.sqlite", read_only=True) as ledger:
         assert len(ledger) == 0
     monkeypatch.setattr("fedveil.deploy.demo_network.serve", agreeing(tmp_path))

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from typer.testing import CliRunner
 
+from fedveil.cli.app import app
 from fedveil.deploy.demo_network import ended_early
 from fedveil.deploy.network_folder import (
     NetworkFolder,
@@ -23,10 +25,12 @@ from fedveil.deploy.network_folder import (
     make_network,
     open_network,
     public_key_of,
+    signing_key,
 )
 from fedveil.deploy.programs import Program, ended_by_signal, require_free
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.executors.interrupts import end_alike
+from fedveil.secure_aggregation.roster import Roster
 from full_disk import FullDisk
 
 
@@ -63,8 +67,8 @@ def test_tls_accepts_the_certificate_for_the_host_and_for_this_machine_alone(hos
 def test_what_is_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
     network = make_network(tmp_path / "net", "localhost", 9700)
     make_client_key(tmp_path / "alice")
-    secret = [network.path / name for name in ("ca.key", "server.key", "secret")]
-    assert {path.stat().st_mode & 0o777 for path in (*secret, tmp_path / "alice")} == {0o600}
+    secret = [network.path / name for name in ("ca.key", "server.key", "secret", "receipts.key")]
+    assert {path.stat().st_mode & 0o777 for path in (*secret, tmp_path / "alice", tmp_path / "alice.signing")} == {0o600}
     assert network.path.stat().st_mode & 0o777 == 0o700
     assert open_network(network.path) == network
     with pytest.raises(ConfigError, match="holds a network already"):
@@ -108,12 +112,44 @@ def test_files_with_which_no_client_could_join_are_refused_at_once(authority: st
         check_readable(tmp_path / authority, tmp_path / key)
 
 
-@pytest.mark.parametrize("there", ["alice", "alice.pub"])
+@pytest.mark.parametrize("there", ["alice", "alice.pub", "alice.signing"])
 def test_a_key_is_never_overwritten(there: str, tmp_path: Path) -> None:
     (tmp_path / there).write_text("a key")
     with pytest.raises(ConfigError, match=rf"{there} exists, .* join with --key .*alice as it is, or give another name"):
         make_client_key(tmp_path / "alice")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "a key")]
+
+
+def test_the_roster_has_the_signing_keys_and_an_older_key_gets_one(tmp_path: Path) -> None:
+    network = make_network(tmp_path / "net", "localhost", 9700)
+    for name in ("alice", "bob"):
+        make_client_key(tmp_path / name)
+    flowers = (tmp_path / "bob.pub").read_bytes().split(b"\n")[0] + b"\n"
+    (tmp_path / "bob.pub").write_bytes(flowers)  # as of an earlier version
+    (tmp_path / "bob.signing").unlink()
+    assert [network.admit(tmp_path / f"{name}.pub") for name in ("alice", "bob")] == [0, 1]
+    with pytest.raises(ConfigError, match="bob: no signing key"):
+        _ = network.roster
+    assert signing_key(tmp_path / "bob") is None
+    make_client_key(tmp_path / "bob")
+    assert (tmp_path / "bob.pub").read_bytes().startswith(flowers)
+    assert network.admit(tmp_path / "bob.pub") == 1
+    with pytest.raises(ConfigError, match="admitted before, as client 1"):
+        network.admit(tmp_path / "bob.pub")
+    own = {number: signing_key(tmp_path / name) for number, name in ((0, "alice"), (1, "bob"))}
+    assert network.roster.keys == {number: key.public_key().public_bytes_raw() for number, key in own.items() if key}
+    assert [client.name for client in network.roster.clients] == ["alice", "bob"]
+
+
+def test_the_command_writes_the_roster_and_prints_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = make_network(tmp_path / "network", "localhost", 9700)
+    make_client_key(tmp_path / "alice")
+    network.admit(tmp_path / "alice.pub")
+    printed = CliRunner().invoke(app, ["net", "roster"])
+    assert printed.exit_code == 0, printed.output
+    assert network.roster.digest.hex() in printed.output
+    assert Roster.read(tmp_path / "roster.toml") == network.roster
 
 
 def test_how_a_client_ended_is_said_with_what_it_printed_last(tmp_path: Path) -> None:

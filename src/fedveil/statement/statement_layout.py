@@ -31,10 +31,14 @@ _WRITTEN_ONLY = ("format", "in_words", "contradictions", "verification")
 
 
 def to_dict(statement: Statement) -> dict[str, Any]:
-    """Return the statement's fields, its paragraph and its contradictions in words; infinities are the string `inf`."""
+    """Return the statement's fields, its paragraph and its contradictions in words; infinities are the string `inf`.
+
+    Without noise in shares there is no field for them, as in statements of earlier versions.
+    """
+    absent = {"shares"} if statement.shares is None else set[str]()
     return {
         "format": FORMAT,
-        **_plain(statement),
+        **{name: value for name, value in _plain(statement).items() if name not in absent},
         "in_words": in_words(statement),
         "contradictions": [str(c) for c in statement.contradictions()],
     }

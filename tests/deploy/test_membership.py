@@ -243,7 +243,7 @@ def test_both_sides_are_upgraded_between_two_rounds(tmp_path: Path, monkeypatch:
     with pytest.MonkeyPatch.context() as earlier:  # one machine is not upgraded yet, and says so
         earlier.setattr("fedveil.deploy.join.__version__", "99.0")
         offer = offer_of("other", 0, configuration)
-        offer = type(offer)(offer.run, offer.client, offer.config, "99.1")
+        offer = type(offer)(offer.run, offer.client, offer.config, fedveil="99.1")
         said = read_consent(JoinedClient(tmp_path / "late", consent(0)).answer([offer_bytes(offer)]), offer)
     assert said == "the server has fedveil 99.1, and this client 99.0: install the same version on both sides"
     result, _ = served(configuration, tmp_path / "server", there, resume=True)

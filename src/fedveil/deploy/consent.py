@@ -223,10 +223,10 @@ def read_consent_file(path: Path) -> Consent:
 
 
 def judged_in_time(consent: Consent, config: Config) -> AcceptedRun:
-    """Call `judged` in a child process that is killed after `limits.seconds` (on Linux).
+    """Call `check_offer` in a child process that is killed after `limits.seconds` (on Linux).
 
     Raises:
-        ConsentRefused: as `judged`; or it takes longer.
+        ConsentRefused: as for `check_offer`, or because it takes longer.
     """
 
     def judge(stage: Stage) -> list[str]:
@@ -239,7 +239,8 @@ def judged_in_time(consent: Consent, config: Config) -> AcceptedRun:
         kind, content = in_child(judge, "judging the run", consent.limits.seconds)
     except ChildHung:
         raise ConsentRefused(
-            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
+            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent: the client "
+            f"may raise that limit, or the server offer a smaller run"
         ) from None
     if kind == "refused":
         raise ConsentRefused(content)

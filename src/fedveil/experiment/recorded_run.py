@@ -197,7 +197,9 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
+        raise ConfigError(
+            f"cannot read {path}: {error}; restore the file if it is damaged, or use the version of fedveil that wrote it"
+        ) from None
 
 
 def _headers(table: Path) -> list[str]:

@@ -171,7 +171,7 @@ def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
 
 
 def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
-    """Return the names with a setting added to those that are not unique, if it differs among them."""
+    """Return the names, with the setting `key` added to equal names whose settings differ."""
     added = []
     for name, one in zip(names, each, strict=True):
         values = [json.dumps(other.get(key), default=str) for n, other in zip(names, each, strict=True) if n == name]

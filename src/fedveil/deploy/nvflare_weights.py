@@ -132,7 +132,7 @@ class Instruction:
         if processed := weights.meta.get(MetaKey.PROCESSED_ALGORITHM):
             raise UpdateRefused(f"the result is already processed by {processed!r}: put fedveil's filter before it")
         if unknown := [name for name in weights.values if name not in self.arrays][:_SHOWN]:
-            raise UpdateRefused(f"the result has arrays that the model of the task has not: {unknown}")
+            raise UpdateRefused(f"the result has arrays that are not in the model of the task: {unknown}")
         names = [name for name in self.arrays if name in weights.values and name in self.parameters]
         if not names:
             raise UpdateRefused(f"the result has none of the model's parameters {sorted(self.parameters)[:_SHOWN]}")

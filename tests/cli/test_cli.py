@@ -160,7 +160,7 @@ def test_no_model_card_is_written_of_a_contradicted_run(config: Path, tmp_path: 
     (run / "summary.json").write_text((run / "summary.json").read_text().replace("test_accuracy", "test_precision"))
     done = call("certify", run, "--as", "model-card")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "no model-card is written of a contradicted run" in done.stderr
+    assert "no model-card is written for a contradicted run" in done.stderr
 
 
 def test_lists(call: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

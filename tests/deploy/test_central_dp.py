@@ -537,7 +537,7 @@ def test_a_model_that_diverged_ends_the_run(tmp_path: Path, caplog: pytest.LogCa
 
     central(tmp_path, Diverges(), rounds=4).start(AppGrid(app(), 8), model(), 4)
     assert len(rows(tmp_path)) == 1
-    assert "NaN or infinite values in ['w'], which it had not before" in warned(caplog)
+    assert "NaN or infinite values in ['w'], which it did not have before" in warned(caplog)
     assert fv.verification(tmp_path / "run").outcome == "verified"
 
 
@@ -547,7 +547,7 @@ def test_a_model_that_diverged_ends_the_run(tmp_path: Path, caplog: pytest.LogCa
         ({"w": np.zeros(2, np.float32), "s": np.zeros(2, np.complex64)}, r"complex parameters are not released: \['s'\]"),
         (
             {"w": np.zeros(2, np.float32), "s": np.array(["a", "b"])},
-            r"a model has arrays of numbers, and these are none: \['s'\]",
+            r"a model may hold only arrays of numbers, and these are not: \['s'\]",
         ),
         ({"w": np.zeros((0, 3), np.float32)}, r"no array of finite floating-point numbers to release; it has \['w'\]"),
     ],

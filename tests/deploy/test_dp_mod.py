@@ -481,7 +481,7 @@ def test_a_model_that_diverged_is_refused_before_it_trains_and_is_charged(
     assert not quiet(instruction(arrays(w=np.zeros(2, np.float32))), context(), of()).has_error()
     assert quiet(instruction(arrays(w=np.array([1, np.nan], np.float32))), context(), of()).has_error()
     assert len(rows(tmp_path)) == 1
-    assert "NaN or infinite values in ['w'], which it had not before" in warned(caplog)
+    assert "NaN or infinite values in ['w'], which it did not have before" in warned(caplog)
 
 
 def test_complex_parameters_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -619,7 +619,7 @@ def test_a_node_remembers_what_its_folder_has_lost(loss: str, tmp_path: Path, ca
     if loss == "older copy":
         shutil.copytree(copy, folder)
     assert app(instruction(), own).has_error()
-    assert f"{folder / 'client-0.sqlite'} has lost releases that left in this run, or is gone" in warned(caplog)
+    assert f"{folder / 'client-0.sqlite'} has lost releases of this run, or is gone" in warned(caplog)
 
 
 def test_ledgers_that_are_there_go_on(tmp_path: Path) -> None:

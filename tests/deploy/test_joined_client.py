@@ -703,7 +703,7 @@ def test_a_client_with_a_full_disk_is_charged_for_nothing(tmp_path: Path) -> Non
     with full:
         result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
     assert [row["participants"] for row in result.history] == [2, 3, 3]
-    said = "refused: this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+    said = "refused: this client's disk has no room for what it keeps of a round: nothing was charged, and nothing is sent"
     assert result.history[0]["failures"] == {2: said}
     assert [entry.round for entry in rows(tmp_path / "clients/2/lifetime-server.sqlite")] == [1, 2]
     assert len(rows(tmp_path / "clients/1/lifetime-server.sqlite")) == 3

@@ -260,7 +260,7 @@ def test_a_client_is_on_the_roster_with_its_own_key(tmp_path: Path) -> None:
     there = machines(tmp_path / "clients")
     offer = offer_of("r", 1, masked(), "", ROSTER)
     consent_of_1 = there.consents[1]
-    for signing, said in ((None, "has no signing key"), (KEYS[0], "another key of client 1")):
+    for signing, said in ((None, "has no signing key"), (KEYS[0], "another key for client 1")):
         with pytest.raises(FedveilError, match=said):
             JoinedClient(tmp_path / f"{said[:3]}", consent_of_1, signing=signing).consented(offer)
     assert JoinedClient(tmp_path / "own", consent_of_1, signing=KEYS[1]).consented(offer) > 0

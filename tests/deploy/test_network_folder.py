@@ -134,7 +134,7 @@ def test_the_roster_has_the_signing_keys_and_an_older_key_gets_one(tmp_path: Pat
     make_client_key(tmp_path / "bob")
     assert (tmp_path / "bob.pub").read_bytes().startswith(flowers)
     assert network.admit(tmp_path / "bob.pub") == 1
-    with pytest.raises(ConfigError, match="admitted before, as client 1"):
+    with pytest.raises(ConfigError, match="already admitted, as client 1"):
         network.admit(tmp_path / "bob.pub")
     own = {number: signing_key(tmp_path / name) for number, name in ((0, "alice"), (1, "bob"))}
     assert network.roster.keys == {number: key.public_key().public_bytes_raw() for number, key in own.items() if key}
@@ -164,7 +164,7 @@ def test_a_number_belongs_to_its_key(tmp_path: Path) -> None:
     for number, name in enumerate(("alice", "bob")):
         make_client_key(tmp_path / name)
         assert network.admit(tmp_path / f"{name}.pub") == number
-    with pytest.raises(ConfigError, match="admitted before, as client 0"):
+    with pytest.raises(ConfigError, match="already admitted, as client 0"):
         network.admit(tmp_path / "alice.pub")
     assert [public_key_of(path) for path in network.admitted().values()] == [
         public_key_of(tmp_path / f"{name}.pub") for name in ("alice", "bob")

@@ -238,7 +238,7 @@ def test_weights_in_a_model_and_alone_in_a_collection_are_unwrapped(site: Site, 
     came = {"one": DXO(DataKind.WEIGHTS, model())}
     left = from_shareable(site.ran(came, answer({"one": member}, DataKind.COLLECTION), DataKind.COLLECTION))
     for form in (model(), came):
-        with pytest.raises(UpdateRefused, match="names leave as they are"):
+        with pytest.raises(UpdateRefused, match="names are sent unprotected"):
             kind = DataKind.COLLECTION if form is came else DataKind.WEIGHTS
             site.ran(form, answer({"n_examples=1234": member}, DataKind.COLLECTION), kind)
     assert left.data["one"].meta == {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}

@@ -145,7 +145,7 @@ def fedanc() -> dict[str, list[float]]:
         "3.7 points lower (p = 0.34)": [fig_6("static sparse DP")],
         "over static noise (p = 0.09;": [fig_6("static sparse DP", "static DP")],
         "p = 0.13 and 0.03, not": [fig_3("spread of beta, first rounds"), fig_3("spread of gamma, first rounds")],
-        "by 4.0 points, p = 0.30": [fig_3("accuracy (%)")],
+        "4.0 points higher with p = 0.30": [fig_3("accuracy (%)")],
     }
 
 

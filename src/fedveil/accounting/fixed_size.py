@@ -172,6 +172,7 @@ def rdp(pairs: SwappedPairs, orders: _Array, adjacency: Adjacency | None) -> _Ar
 
 
 def _rdp(pairs: SwappedPairs, a: _Array, adjacency: Adjacency | None) -> _Array:
+    """Return the Renyi divergences at the orders `a`, by numerical integration."""
     z = pairs.noise_multiplier
     end = max(float(a.max()) + 1, 0.5 - z**2 * math.log(min(pairs.shares))) + 12 * z
 

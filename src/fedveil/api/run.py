@@ -226,7 +226,8 @@ class Run:
         """Attack what the run released, such as `run.attack("ig", images=4)`.
 
         Args:
-            kind: an unknown name lists them. options: as `fedveil attack` has them: images, batch, restarts, steps, seed, round.
+            kind: such as "ig"; the error for an unknown name lists all kinds.
+            options: those of `fedveil attack`: images, batch, restarts, steps, seed, round.
         """
         from fedveil.attacks.attack_options import AttackOptions
         from fedveil.attacks.attack_run import attack

@@ -220,7 +220,7 @@ def simulated_scores(client: DpSgdClient, m: int, rng: np.random.Generator) -> t
 
 
 def audit_canaries(client: DpSgdClient, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
-    """Return a bound from one run with one canary example per coordinate; a simulation fixes the number of guesses."""
+    """Audit one run that has a canary example for each coordinate; a simulation chooses how many canaries to guess."""
     check_level(alpha)
     m, scope = client.case.setting.layout.dimension, client.case.scope
     gaussian = client.step.rate == 1 and client.alike()

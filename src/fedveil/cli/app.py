@@ -84,7 +84,7 @@ COMMANDS: Registry[Any] = Registry("command", "command", {})
 
 
 def _unusable(error: ConfigError) -> Callable[[], None]:
-    """Return a command of a distribution that cannot be imported: it is listed with the others, and fails alone."""
+    """Return a stand-in for a command that cannot be imported: it is listed with the others, and fails when it is called."""
 
     def command() -> None:
         raise error

@@ -184,6 +184,6 @@ def print_for_institution(
         return
     typer.echo("\n".join([headline(str(run), verified), *problems(verified)]), err=True)
     if verified.exit_status == 1:
-        typer.echo(f"no {institution} is written of a contradicted run", err=True)
+        typer.echo(f"no {institution} is written for a contradicted run", err=True)
         raise typer.Exit(1)
     typer.echo(for_institution(statement, institution, read_run_figures(run, verified.closing)), nl=False)

@@ -104,7 +104,9 @@ class AppArrays:
                 f"complex parameters are not released: {wrong[:_SHOWN]}: keep real and imaginary part as two arrays"
             )
         if wrong := [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]:
-            raise ConfigError(f"a model has arrays of numbers, and these are none: {wrong[:_SHOWN]}: keep them out of the model")
+            raise ConfigError(
+                f"a model may hold only arrays of numbers, and these are not: {wrong[:_SHOWN]}: keep them out of it"
+            )
         shapes = {name: array.shape for name, array in arrays.items()}
         kinds = next((one for one in known if {name: kind.shape for name, kind in one.items()} == shapes), None)
         if kinds is None:
@@ -113,7 +115,7 @@ class AppArrays:
             raise not_constant(wrong)
         elif wrong := [name for name, kind in kinds.items() if kind.released and not np.isfinite(arrays[name]).all()]:
             raise ConfigError(
-                f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged"
+                f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it did not have before: it has diverged"
             )
         made = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
         if not any(array.size for array in map(made.arrays.__getitem__, made._released)):

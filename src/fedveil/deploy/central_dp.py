@@ -278,8 +278,8 @@ class _NodesAlone:
 
     def __getattr__(self, name: str) -> Any:
         raise ConfigError(
-            f"the strategy uses grid.{name} while it configures a round: inside CentralDP it may ask for the nodes "
-            f"(grid.get_node_ids), and no client by itself, whose answers would leave without noise"
+            f"the strategy uses grid.{name} while it configures a round: inside CentralDP it may only ask for the "
+            f"nodes (grid.get_node_ids), because what it asks a client itself would be answered without noise"
         )
 
 
@@ -369,8 +369,8 @@ class CentralDP:
             )
         if getattr(type(self.strategy), "start", None) != Strategy.start:
             raise ConfigError(
-                f"{type(self.strategy).__name__} has a start of its own, which gets the clients' replies before the noise: leave "
-                f"it to Flower's Strategy"
+                f"{type(self.strategy).__name__} has a start of its own, which sees the clients' replies before the noise: use "
+                f"the start of Flower's Strategy"
             )
         if num_rounds != self.rounds:
             raise ConfigError(f"num_rounds = {num_rounds}, and the noise is for rounds = {self.rounds}: give both the same")

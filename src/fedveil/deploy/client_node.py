@@ -142,7 +142,7 @@ class ClientStates:
         except OSError as problem:
             _draft(path).unlink(missing_ok=True)
             raise NoRoom(
-                "this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+                "this client's disk has no room for what it keeps of a round: nothing was charged, and nothing is sent"
             ) from problem
         _draft(of_the_charge).unlink()
         try:

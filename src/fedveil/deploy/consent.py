@@ -223,10 +223,10 @@ def read_consent_file(path: Path) -> Consent:
 
 
 def judged_in_time(consent: Consent, config: Config) -> AcceptedRun:
-    """Call `judged` in a child process that is killed after `limits.seconds` (on Linux).
+    """Call `check_offer` in a child process that is killed after `limits.seconds` (on Linux).
 
     Raises:
-        ConsentRefused: as `judged`; or it takes longer.
+        ConsentRefused: as for `check_offer`, or because it takes longer.
     """
 
     def judge(stage: Stage) -> list[str]:
@@ -239,7 +239,8 @@ def judged_in_time(consent: Consent, config: Config) -> AcceptedRun:
         kind, content = in_child(judge, "judging the run", consent.limits.seconds)
     except ChildHung:
         raise ConsentRefused(
-            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
+            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent: the client "
+            f"may raise that limit, or the server offer a smaller run"
         ) from None
     if kind == "refused":
         raise ConsentRefused(content)
@@ -297,8 +298,8 @@ def _refuse_unmasked(consent: Consent, config: Config) -> None:
         )
     if masks == "on" and consent.roster is None:
         raise ConsentRefused(
-            "run.secure_aggregation = 'on': this client's consent pins no roster; it shall compare the digest that fedveil net "
-            "roster prints with the other institutions, and write it down as roster"
+            "run.secure_aggregation = 'on': this client's consent pins no roster: compare the digest that fedveil net roster "
+            "prints with the other institutions, and write it into the consent as roster"
         )
     if masks != "on" and consent.secure_aggregation == "required" and config.privacy.view is not View.SERVER:
         raise ConsentRefused(
@@ -317,7 +318,7 @@ def _refuse_small_sets(consent: Consent, setting: Setting) -> None:
         )
     if setting.known_shares < consent.least_colluders:
         raise ConsentRefused(
-            f"the run holds if at most {setting.known_shares} keys belong to the server or to who works with it "
+            f"the run's guarantee holds if at most {setting.known_shares} keys belong to the server or its accomplices "
             f"(privacy.colluders), and this client asks for {consent.least_colluders} or more (least_colluders)"
         )
 
@@ -409,7 +410,7 @@ def _refuse_work(limits: Limits, config: Config) -> None:
         wrong = _beyond(limits, {"model: the number of parameters": (layout.dimension, "parameters")})
         wrong = wrong or _message_beyond(limits, layout.dimension)
     if wrong:
-        raise ConsentRefused(f"{wrong} of this client's consent: a smaller run, or a larger limit in consent.toml")
+        raise ConsentRefused(f"{wrong} of this client's consent: offer a smaller run, or raise the limit in consent.toml")
 
 
 def _beyond(limits: Limits, asked: dict[str, tuple[int, str]]) -> str:

@@ -121,7 +121,7 @@ class AppFolder:
         charged = int(dict(context.state.get(_STATE, {})).get(str(made.path), 0))
         if charged and (not head_path(made.path).exists() or read_head(made.path)[0] < charged):
             raise LedgerError(
-                f"{made.path} has lost releases that left in this run, or is gone: put back what was there, which still counts"
+                f"{made.path} has lost releases of this run, or is gone: restore it, because what was released still counts"
             )
         return made
 
@@ -315,7 +315,7 @@ class DpMod:
         """
         if trains := [name for name in around.bare if name.startswith("train.")]:
             raise ConfigError(
-                f"{', '.join(trains)}: registered without dp_mod, so that what they train would leave without noise: put dp_mod "
+                f"{', '.join(trains)}: registered without dp_mod, so their updates would be sent without noise: put dp_mod "
                 f"first in ClientApp(mods=[...]), and nowhere else"
             )
         std, d = self.plan.noise_std, arrays.layout.dimension

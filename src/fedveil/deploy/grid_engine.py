@@ -221,7 +221,7 @@ class GridEngine:
         if isinstance(message, RefusalMessage):
             raise WireError(f"refused: {message.reason}")
         if message.plan != name:
-            raise WireError("it made another plan than the server: one of them has lost its state, or another fedveil")
+            raise WireError("it made another plan than the server: one of them has lost its state, or another version of fedveil")
         return message
 
     def _outcome(self, task: ClientTask, plan: Plan, message: ReleaseMessage) -> Outcome:

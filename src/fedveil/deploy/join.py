@@ -271,9 +271,7 @@ class JoinedClient:
         if self.signing is None:
             raise ConsentRefused("this client has no signing key: fedveil net key NAME adds one, and its .pub is admitted again")
         if roster.keys.get(offer.client) != self.signing.public_key().public_bytes_raw():
-            raise ConsentRefused(
-                f"the roster has another key of client {offer.client} than this client: it is not the one listed"
-            )
+            raise ConsentRefused(f"the roster lists another key for client {offer.client} than the key of this client")
         return self.signing
 
     def _own(self, offer: Offer, experiment: Experiment) -> Prepared:

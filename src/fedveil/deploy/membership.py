@@ -34,7 +34,9 @@ def end_of(certificate: Path) -> float:
     try:
         return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
     except (OSError, ValueError) as problem:
-        raise ConfigError(f"{certificate} is no certificate ({problem}): restore it, or fedveil net renew") from None
+        raise ConfigError(
+            f"{certificate} is no certificate ({problem}): restore it, or make a new one with fedveil net renew"
+        ) from None
 
 
 def expiry(certificate: Path, remedy: str, now: float | None = None) -> str:
@@ -124,7 +126,7 @@ def rotate(network: NetworkFolder, number: int, key: Path) -> None:
     new = public_key_of(key)
     for other, path in [*network.removed(), *network.admitted().items()]:
         if public_key_of(path) == new:
-            raise ConfigError(f"{key}: a key of client {other}; make a new one with fedveil net key NAME")
+            raise ConfigError(f"{key}: already a key of client {other}; make a new one with fedveil net key NAME")
     remove(network, number)
     replace_whole(network.path / CLIENTS / f"{number:04d}-{key.name}", key.read_bytes(), private=True)
 

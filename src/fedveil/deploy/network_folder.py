@@ -289,7 +289,7 @@ class NetworkFolder:
         for client, path in admitted.items():
             if public_key_of(path) == public:
                 if signing is None or signing_line(path) is not None:
-                    raise ConfigError(f"{key}: admitted before, as client {client}")
+                    raise ConfigError(f"{key}: already admitted, as client {client}")
                 replace_whole(path, key.read_bytes(), private=True)
                 return client
         earlier = next((n for n, path in removed if public_key_of(path) == public), None)

@@ -146,7 +146,7 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             FedveilError: the result is refused. The message has names, types and shapes, and no values.
         """
         if fl_ctx.get_prop(FLContextKey.PROCESS_TYPE) == ProcessType.SERVER_JOB:
-            raise UpdateRefused("a ReleaseFilter is for sites: what the server filters has already left them")
+            raise UpdateRefused("a ReleaseFilter is for sites: at the server, results have already left them")
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
             return self._kept(shareable, fl_ctx)
         instruction, task = fl_ctx.get_prop(_REFERENCE), fl_ctx.get_prop(FLContextKey.TASK_ID)
@@ -162,8 +162,8 @@ class ReleaseFilter(Filter):  # type: ignore[misc]
             )
         if not isinstance(instruction, Instruction) or instruction.task != task:
             raise UpdateRefused(
-                f"no model is known that came with the task {fl_ctx.get_prop(FLContextKey.TASK_NAME)!r}, so that nothing can be "
-                f"released: in privacy.json, put a ReleaseFilter into task_data_filters, too"
+                f"no model is known for the task {fl_ctx.get_prop(FLContextKey.TASK_NAME)!r}, so nothing can be released: in "
+                f"privacy.json, put a ReleaseFilter into task_data_filters, too"
             )
         return self._released(shareable, instruction, fl_ctx)
 

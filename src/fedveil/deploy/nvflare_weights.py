@@ -60,8 +60,8 @@ class SentWeights:
             return cls._of_model(dxo.data)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
             raise UpdateRefused(
-                f"the data are of the kind {dxo.data_kind!r}, and only WEIGHTS or WEIGHT_DIFF are released, also in an FL_MODEL "
-                f"without optimizer_params, and alone in a COLLECTION"
+                f"the data are of the kind {dxo.data_kind!r}; send WEIGHTS, WEIGHT_DIFF or an FL_MODEL without optimizer_params, "
+                f"by itself or as the only member of a COLLECTION"
             )
         kind = DataKind(dxo.data_kind)
         meta = dxo.meta or {}
@@ -124,13 +124,15 @@ class Instruction:
             UpdateRefused: the result does not fit to the instruction, regardless of its values.
         """
         if weights.members != self.members:
-            raise UpdateRefused("the result has other names of COLLECTIONs than the instruction, and names leave as they are")
+            raise UpdateRefused(
+                "the COLLECTION of the result has another name than that of the task: names are sent unprotected, so keep it"
+            )
         if AlgorithmConstants.SCAFFOLD_CTRL_DIFF in weights.meta:
             raise UpdateRefused("SCAFFOLD sends a second vector, the change of its control term, which is not released")
         if processed := weights.meta.get(MetaKey.PROCESSED_ALGORITHM):
             raise UpdateRefused(f"the result is already processed by {processed!r}: put fedveil's filter before it")
         if unknown := [name for name in weights.values if name not in self.arrays][:_SHOWN]:
-            raise UpdateRefused(f"the result has arrays that the model of the task has not: {unknown}")
+            raise UpdateRefused(f"the result has arrays that are not in the model of the task: {unknown}")
         names = [name for name in self.arrays if name in weights.values and name in self.parameters]
         if not names:
             raise UpdateRefused(f"the result has none of the model's parameters {sorted(self.parameters)[:_SHOWN]}")

@@ -223,7 +223,7 @@ def read_reply(
     array = message.arrays.get("released")
     released = None if array is None else torch.from_numpy(np.ascontiguousarray(array))
     if released is not None and (released.shape != (dimension,) or released.dtype not in (torch.int64, torch.float32)):
-        raise WireError(f"a release of shape {tuple(released.shape)} and type {released.dtype} where [{dimension}] is due")
+        raise WireError(f"a release of shape {tuple(released.shape)} and type {released.dtype}, expected shape [{dimension}]")
     if bounds is not None and any(found != by_block(bounds, dimension) for found in message.packed.values()):
         raise WireError("integers that are packed in another width than their plan gives")
     return ReleaseMessage(task, digest(message, "plan"), digest(message, "salt"), released, statistics)
@@ -283,8 +283,8 @@ def plan_name(plan: Plan | Raw, layout: Layout) -> str:
     """
     if isinstance(plan, Raw):
         raise FedveilError(
-            f"the plan reads private data ({plan.reason}), and a server can check no release against it: run.engine = 'flower' "
-            f"needs a variant whose plans are made of what was released, such as method.variant = 'proven'"
+            f"the plan reads private data ({plan.reason}), so the server cannot check a release against it: run.engine = "
+            f"'flower' needs a variant whose plans are computed from releases, such as method.variant = 'proven'"
         )
     rest = (plan.place, plan.clamp, reason_of(plan), step_of(plan))
     return hashlib.sha256(plan_digest(plan, layout) + repr(rest).encode()).hexdigest()

@@ -69,7 +69,7 @@ def unpacked(content: bytes | memoryview, count: int) -> tuple[Integers, Bounds]
         bounds.append((start + n, -least))
         place += size
     if place != len(content):
-        raise ValueError("more bytes than packed integers")
+        raise ValueError("there are more bytes than the packed integers take")
     return integers, bounds
 
 
@@ -81,7 +81,7 @@ def by_block(bounds: Bounds, count: int) -> list[tuple[int, int]]:
     """
     stops = [0, *(stop for stop, _ in bounds)]
     if stops != sorted(stops) or stops[-1] != count:
-        raise ValueError(f"bounds for {stops[-1]} integers, and there are {count}")
+        raise ValueError(f"the bounds are for {stops[-1]} integers, and there are {count}")
     groups = list(zip(stops, stops[1:], (bound for _, bound in bounds), strict=False))
     ends = [min(start + BLOCK, count) for start in range(0, count, BLOCK)]
     return [(end, max(b for a, z, b in groups if a < end and z > (end - 1) // BLOCK * BLOCK)) for end in ends]

@@ -69,7 +69,7 @@ def require_one_run(path: Path) -> None:
     if (path / "grid.json").is_file():
         pages = [str(path / name) for name in ("compare.html", "runs.html") if (path / name).is_file()]
         where = f"its pages are {' and '.join(pages)}; its" if pages else "its"
-        raise ConfigError(f"{path} is not one run but a grid of them: {where} run directories lie under {path / 'cells'}")
+        raise ConfigError(f"{path} holds a grid of runs; give one run: {where} run directories lie under {path / 'cells'}")
     if not path.exists():
         raise ConfigError(f"{path} does not exist, so it is not a run directory: give one that `fedveil run` left")
     if not (path / "config.toml").is_file():

@@ -109,12 +109,12 @@ def digests(plugins: Sequence[str]) -> dict[str, str]:
 
 
 def _file_of(plugin: str) -> Path:
-    """Return the file of a plugin; the packages around a module are searched, not imported."""
+    """Return the file of a plugin, which is a path or the name of a module; the module's packages are not imported."""
     file = Path(plugin)
     if not plugin.endswith(".py"):
         file = Path(str(_origin(plugin)))
     if not file.is_file():
-        raise ConfigError(f"run.plugins: there is no file of {plugin!r}; paths are relative to the configuration that names them")
+        raise ConfigError(f"run.plugins: found no file for {plugin!r}; paths are relative to the configuration that names them")
     return file
 
 

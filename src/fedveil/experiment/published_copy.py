@@ -111,4 +111,6 @@ def _bounds(path: Path) -> list[Any]:
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"cannot read {path}: {error!r}; the file is damaged") from None
+        raise ConfigError(
+            f"cannot read {path}: {error!r}; the file is damaged: restore it, or remove it and audit the run again"
+        ) from None

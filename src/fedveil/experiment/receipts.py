@@ -74,7 +74,7 @@ class Answers:
         fields = json.loads(line)
         answers = cls(**{**fields, "answers": tuple(Answer(**one) for one in fields["answers"])})
         if answers.line != line:
-            raise ValueError("a line in another form")
+            raise ValueError("not in the form of a round's answers")
         return answers
 
 
@@ -132,7 +132,7 @@ class Receipt:
                 bytes.fromhex(receipt.signature), receipt._content
             )
         except InvalidSignature:
-            raise ValueError("its signature is not by the key that it names") from None
+            raise ValueError("it was not signed with the key that it names") from None
         return receipt
 
 
@@ -319,7 +319,7 @@ def _compared(issued: list[Receipt], answers: dict[int, Answers | None], sets: d
         named, keys = _sets(place.with_name(ATTEMPTS)), {number: bytes.fromhex(key) for number, _, key in offer["roster"]}
         sent = {(line["round"], line["digest"]) for line in map(json.loads, _text(place.with_name(ANSWERS)).splitlines())}
     except _DAMAGE as problem:
-        yield Finding("contradicted", SUBJECT, f"{whose}: what it has kept is not as it was written ({problem})")
+        yield Finding("contradicted", SUBJECT, f"{whose}: its receipts or answers were changed or damaged ({problem})")
         return
     others = [r.round for r in kept if receipts.get(r.round) != r]
     if others:
@@ -342,7 +342,7 @@ def _compared(issued: list[Receipt], answers: dict[int, Answers | None], sets: d
         )
         return
     if sent and not kept:
-        yield Finding("unknown", SUBJECT, f"{whose} has got none yet")
+        yield Finding("unknown", SUBJECT, f"{whose} has received none yet")
         return
     late = sorted({round for round, _ in sent} - {round for round, _ in counted}) if answers else []
     lost = f"; lost or late: its answers of rounds {', '.join(map(str, late))}" if late else ""

@@ -171,7 +171,7 @@ def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
 
 
 def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
-    """Return the names with a setting added to those that are not unique, if it differs among them."""
+    """Return the names, with the setting `key` added to equal names whose settings differ."""
     added = []
     for name, one in zip(names, each, strict=True):
         values = [json.dumps(other.get(key), default=str) for n, other in zip(names, each, strict=True) if n == name]
@@ -197,7 +197,9 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
+        raise ConfigError(
+            f"cannot read {path}: {error}; restore the file if it is damaged, or use the version of fedveil that wrote it"
+        ) from None
 
 
 def _headers(table: Path) -> list[str]:

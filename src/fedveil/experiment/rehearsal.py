@@ -78,7 +78,7 @@ def rehearsed(experiment: Experiment, prepared: Prepared, *, whole: bool = True)
 
 
 def _rehearse(experiment: Experiment, prepared: Prepared, model: FlatModel, whole: bool, stage: Stage) -> dict[str, Any]:
-    """Return the network's needs for local training, and remarks for its owner."""
+    """Return remarks for the user, and which of the options `pairs` and `loop` local training needs (see `LocalSpec`)."""
     setting, (x, y) = experiment.setting, public_examples(prepared)
     task = setting.task
     stage("in the forward pass and the loss")

@@ -187,6 +187,7 @@ class Checkpoints:
     # --- writing ---
 
     def _changes(self, progress: Progress) -> _UnsavedRound:
+        """Return what has changed since the last saved round, for `_write`."""
         r = progress.round
         took_part = {c: k for c, k in progress.seen.items() if self._seen.get(c) != k}
         changed = [c for c in took_part if c in progress.policies or c in progress.privates]

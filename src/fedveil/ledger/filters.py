@@ -105,8 +105,8 @@ class GdpFilter:
         if not isinstance(event, Unbounded) and (self.ignore_sampling or secret_samples.rate_of(event) == 1):
             return event.count * Fraction(math.nextafter(secret_samples.unsampled_mu(event), math.inf)) ** 2
         raise ConfigError(
-            f"a GDP filter cannot account for {event}: charge Gaussian(mu) without amplification (ignore_sampling = True), "
-            f"or use an RdpFilter, which can"
+            f"a GDP filter cannot account for {event}: use an RdpFilter, or set ignore_sampling = True to charge a sampled "
+            f"release as much as an unsampled one"
         )
 
 

@@ -135,7 +135,7 @@ class SharedBudgets(Budgets):
         return max(cost - self.spent_by(run, client), Fraction(0))
 
     def shares(self) -> dict[str, Fraction]:
-        """Return what each run has reserved and not yet spent, for the client with most of it."""
+        """Return, by run, the largest unspent reservation that it has for any client."""
         return {run: max((self._most(run, one) for one in rows), default=Fraction(0)) for run, rows in self.reserved.items()}
 
     def _most(self, run: str, one: Reservation) -> Fraction:
@@ -156,7 +156,7 @@ class SharedBudgets(Budgets):
         return self._reserved
 
     def tightest(self, cost: Fraction, clients: Collection[int]) -> Fit:
-        """Return the fit of this run's whole cost, of which it may have spent a part, for the client for which it is tightest."""
+        """Return the fit of the client with the least to spare; `cost` is that of the whole run, what it has spent included."""
         fits = [Fit(None, self.filter.limit, cost, Fraction(0))]
         for client in [known for known in self.clients if known in clients]:
             budget, held = self.of(client), self.held(client)

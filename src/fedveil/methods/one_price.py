@@ -83,8 +83,8 @@ def check_shares(method: Method, s: Setting) -> None:
         for name, given in (("run.secure_aggregation", s.secure_aggregation), ("privacy.spare_attempts", s.spare_attempts)):
             if given not in ("none", None):
                 raise ConfigError(
-                    f"{name} = {given!r} with privacy.noise_place = 'sum': it is about noise that clients add in shares; set "
-                    f"privacy.noise_place = 'shares', or leave it out",
+                    f"{name} = {given!r} needs noise that clients add in shares, and privacy.noise_place is 'sum': set "
+                    f"privacy.noise_place = 'shares', or leave out {name}",
                     key=name,
                     value=given,
                 )

@@ -114,6 +114,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
 
 
 def _dataclass(kind: Any, value: dict[str, Any], where: str) -> Any:
+    """Return the dataclass `kind` with its fields read from a JSON object, which may have no other entries."""
     hints = typing.get_type_hints(kind)
     known = {f.name for f in fields(kind)}
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}

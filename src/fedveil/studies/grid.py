@@ -43,7 +43,9 @@ def _check_names(names: Sequence[str]) -> None:
         if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts:
             raise ConfigError(f"a cell is named by a relative directory such as 'dp-fedavg/eps-2/seed-1', not {name!r}")
     if len(set(names)) < len(names):
-        raise ConfigError(f"a cell is named twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+        raise ConfigError(
+            f"a cell is named twice: {', '.join(sorted({n for n in names if names.count(n) > 1}))}; give each a name of its own"
+        )
     if inside := [(a, b) for a in names for b in names if b.startswith(f"{a}/")]:
         raise ConfigError(f"cell {inside[0][1]!r} would lie in the run directory of cell {inside[0][0]!r}: give them other names")
 

@@ -262,7 +262,7 @@ class MultiLabel(Task):
         }
 
     def trivial(self, target: Tensor) -> float:
-        """Return the F1 score of the best constant set of labels: the most frequent ones, in the best number."""
+        """Return the F1 score of the best constant prediction: the k most frequent labels, for the best k."""
         import torch
 
         counts = target.double().sum(0).sort(descending=True).values

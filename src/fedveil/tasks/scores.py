@@ -85,7 +85,9 @@ def means_by_client(values: Tensor, offsets: NDArray[np.int64]) -> list[float | 
 
 
 def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
-    """Return Harrell's C: of pairs with a known shorter survivor, the share in which it has the higher risk, ties half.
+    """Return Harrell's C: the share of pairs in which the example that survives less long has the higher risk.
+
+    Only pairs count in which it is known which one that is; a pair with equal risks counts half.
 
     Args:
         risk, time: [n]. event: [n], bool; False if the example was censored at `time`.

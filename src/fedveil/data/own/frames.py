@@ -92,7 +92,7 @@ def column_of(table: Any, name: str) -> TableColumn:
     try:
         values, stored = _values(series)
     except TypeError:
-        raise DataError(f"column {name!r} is one {type(series).__name__}: give a value for each row") from None
+        raise DataError(f"column {name!r} is a single value of type {type(series).__name__}: give a value for each row") from None
     if values.ndim != 1:
         return TableColumn(name, "object", values, np.zeros(len(values), np.bool_), f"arrays of shape {values.shape[1:]}")
     found = _sorted_out(name, values, _absent(series, values), stored)

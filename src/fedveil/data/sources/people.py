@@ -158,7 +158,7 @@ def _split_ucihar(read: Callable[[str], bytes], split: str, info: Info) -> tuple
     if len({len(part) for part in (*channels, y, who)}) != 1:
         raise DataError(f"the files of the {split} split have different numbers of rows")
     if not (np.equal(y, np.rint(y)).all() and np.equal(who, np.rint(who)).all()):
-        raise DataError(f"{split}: labels and subjects must be whole numbers")
+        raise DataError(f"y_{split}.txt and subject_{split}.txt must hold whole numbers")
     return np.stack(channels, axis=1), y.astype(np.int64) - 1, who.astype(np.int64)
 
 

@@ -279,7 +279,7 @@ class SparseNoise(Remembering):
         return update
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Return the last outputs, and the paper's epsilon of the last step."""
+        """Return the controller's last outputs, and the epsilon that the paper claims for the last step."""
         return {"beta": state["b"], "gamma": state["gamma"], "claimed_epsilon": state["claimed"]}
 
     def _learn(self, local: Local, gradient: Tensor | None) -> None:

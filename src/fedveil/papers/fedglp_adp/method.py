@@ -259,7 +259,7 @@ class TwoLosses(Remembering):
         return own if self.method.personal_model == "trained" else own.where(state["mask"], model)
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Return the share of personal coordinates; published: also beta and clips, unknown to the door, and sent bits."""
+        """Return the share of personal coordinates; in the published variant also beta, the clips, and the bits sent."""
         row: dict[str, float | list[float]] = {"mask_share": float(state["mask"].float().mean())}
         if self.sigma is not None:
             row |= {"beta": self.beta, "layer_clip": state["clips"].tolist(), "clip": self.method.clip}

@@ -49,7 +49,7 @@ SUMS = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 def published_noise(s: Setting, name: str, given: float | None, formula: Callable[[float], float]) -> Setting:
     """Return the setting with the noise multiplier of one upload: from sigma, or by the paper's formula from privacy.epsilon.
 
-    A claim is no target that a budget could enforce, so the result has no epsilon.
+    The result has no epsilon, because a budget cannot enforce an epsilon that is only claimed.
 
     Raises:
         ConfigError: the noise is on the sum, the clients run DP-SGD, or both sigma and epsilon are set.
@@ -58,7 +58,7 @@ def published_noise(s: Setting, name: str, given: float | None, formula: Callabl
     if sum_noise(s):
         raise ConfigError(
             f"the published variant of {name} sends each client's upload to the server, with a share of the noise: "
-            "set privacy.view = 'server' (its claim is about the sum all the same)"
+            "set privacy.view = 'server' (even so, the paper's claim is about the sum)"
         )
     if given is not None and s.epsilon is not None:
         raise ConfigError(f"method.sigma = {given:g} fixes the noise: remove privacy.epsilon and privacy.noise_multiplier")

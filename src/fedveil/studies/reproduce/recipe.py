@@ -64,6 +64,7 @@ class Printed(float):
     text: str
 
     def __new__(cls, text: str | float) -> Printed:
+        """Return the number that a text states."""
         number = super().__new__(cls, text)
         number.text = str(text)
         return number

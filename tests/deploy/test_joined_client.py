@@ -672,7 +672,18 @@ def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path
     ended: list[int] = []
     monkeypatch.setattr("fedveil.deploy.join.join", lambda consent, joining: fits)
     monkeypatch.setattr("os._exit", ended.append)
-    words = ["join", "fl.example.org:9700", "--ca", "ca.pem", "--key", "alice", "--consent", str(tmp_path / "consent.toml")]
+    words = [
+        "join",
+        "fl.example.org:9700",
+        "--ca",
+        "ca.pem",
+        "--key",
+        "alice",
+        "--consent",
+        str(tmp_path / "consent.toml"),
+        "--dir",
+        str(tmp_path),
+    ]
     CliRunner().invoke(app, [*words, "--check"])
     CliRunner().invoke(app, words)
     assert ended == [int(not fits), 0]

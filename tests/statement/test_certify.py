@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rich.console import Console
 from torch import nn
 
 import fedveil as fv
+from federation_runs import config, small_digits
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
 from fedveil.accounting.learnability import Learnability
@@ -519,3 +521,33 @@ def test_at_record_level_a_split_of_each_users_records_by_label_is_an_assumption
     other[0] = 1 - other[0]
     assert trained_on(labels) ^ trained_on(other) > set(), "the label of record 0 moved another record"
     assert 0 in trained_on(labels) & trained_on(other)
+
+
+TWO_VARIANTS = [name for name, kind in METHODS.items() if "variant" in kind.model_fields]
+
+
+@pytest.mark.parametrize("name", TWO_VARIANTS)
+def test_a_method_with_two_variants_says_in_one_clause_how_the_proven_one_differs(name: str) -> None:
+    clause = METHODS[name].proven_difference
+    assert 40 <= len(clause) <= 200
+    assert not clause.endswith(".")
+    assert clause[0].islower()
+    assert METHODS["dp-fedavg"].proven_difference == "", "it is the paper's"
+
+
+def test_a_proven_statement_says_how_the_method_differs_from_its_paper(tmp_path: Path) -> None:
+    line = f"unlike the paper: {METHODS['ladp-fl'].proven_difference}"
+    fv.train(config({"name": "ladp-fl"}, training={"rounds": 1}), tmp_path / "run", data=small_digits())
+    run = fv.open_run(tmp_path / "run")
+    assert line in " ".join(str(run.privacy).split())
+    assert line in run.privacy._repr_html_()
+    assert line in (run.path / "statement.md").read_text(encoding="utf-8")
+    assert line.partition(": ")[2] not in (run.path / "statement.json").read_text(encoding="utf-8")
+    assert line.partition(": ")[2] in run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    published = fv.certify(config({"name": "ladp-fl", "variant": "published"}, "server"), data=small_digits())
+    assert "unlike the paper" not in str(published)
+    assert "unlike the paper" not in str(fv.certify(config({"name": "dp-fedavg"}), data=small_digits()))
+
+
+def test_a_statement_of_a_method_that_is_not_here_is_read_all_the_same() -> None:
+    assert "unlike the paper" not in to_markdown(replace(stated(DPFedAvg()), method="of-another-package"))

@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+from scipy.stats import mannwhitneyu
 
+from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.statistics import Against, against, against_best, holm, paired_t
 from kept_rows import ACCURACY, KEPT, LABELS, ON_FASHION, ROOT, kept
 from source_trees import files_in
@@ -236,3 +238,24 @@ def test_p_values_are_those_of_the_kept_rows(page: str) -> None:
             assert abs(float(number) - value) <= 0.5 * 10**-digits * (1 + 1e-6), (phrase, number, value)
         text = text.replace(phrase, "")
     assert P_VALUE.findall(text) == [], "a p-value that nothing computes again"
+
+
+def test_ladp_table_8_is_the_rank_test_over_the_kept_seeds() -> None:
+    page = (ROOT / "docs" / "papers" / "ladp-fl.md").read_text(encoding="utf-8")
+    published = load_recipe("ladp-fl/table-8").published
+    least = mannwhitneyu(range(5), range(5, 10), method="exact").pvalue
+    values = [p for metric in published for scenario in metric for p in scenario]
+    below = sum(p < least for p in values)
+    assert f"2 / 252 = {least:.4f}, and {below} of the table's {len(values)} values" in " ".join(page.split())
+    for place, column in enumerate(("accuracy (%)", "noise scale")):
+        arms = (*_BASELINES, "LaDP-FL")
+        seeds_of = {name: kept("ladp-fl/table-5", column, "I", f"epsilon 0.5, {name}", overrides=_TINY) for name in arms}
+        own = seeds_of["LaDP-FL"]
+        ours = [mannwhitneyu(own, seeds_of[name], method="exact").pvalue for name in _BASELINES]
+        cells = [f"{paper:.2e} / {p:.2g}" for paper, p in zip(published[place][0], ours, strict=True)]
+        assert f"| {column.removesuffix(' (%)')} | {' | '.join(cells)} |" in page
+    assert all(min(own) > max(seeds_of[name]) for name in _BASELINES), "more noise than each baseline, in each seed"
+
+
+_BASELINES = ("Full DP", "Time-Varying DP", "Sensitive DP", "DPA LDP", "AdapLDP")
+_TINY = ["data.partition.examples_per_client=50", "training.rounds=5"]

@@ -40,12 +40,14 @@ class MethodConfig(BaseModel):
 
     The defaults are those of DP-FedAvg: plain local training, uniform weights, the mean, and noise calibrated to the configured
     epsilon. `reconstructed`: parts that are reconstructed because no source states them, or empty. `proven_defaults`: defaults
-    of the proven variant that differ from those of the published one.
+    of the proven variant that differ from those of the published one. `proven_difference`: how the proven variant differs from
+    the paper, for its statement; a clause without a full stop.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
     proven_defaults: ClassVar[Mapping[str, Any]] = {}
+    proven_difference: ClassVar[str] = ""
     name: str
 
     @model_validator(mode="after")

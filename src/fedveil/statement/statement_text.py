@@ -23,6 +23,7 @@ from fedveil.accounting.types import (
     percent_at_most,
     small,
 )
+from fedveil.methods.method_registry import METHODS
 from fedveil.statement.statement import FPR, SIMULATION_ONLY, VIEWS, Statement, ViewNumbers
 
 SEES = {
@@ -198,6 +199,12 @@ def _method_in_words(statement: Statement) -> str:
     return f"Updates of {who}, clipped and averaged, with noise added {where}"
 
 
+def _proven_difference(statement: Statement) -> str:
+    """Return how a proven variant differs from its paper; empty if the method does not say, or is not loaded."""
+    known = statement.variant == "proven" and METHODS.ready(statement.method)
+    return METHODS[statement.method].proven_difference if known else ""
+
+
 def _run_line(statement: Statement) -> str:
     """Return clients, sampling, rounds and dimension in one line."""
     s = statement
@@ -293,6 +300,7 @@ def facts(statement: Statement) -> dict[str, str]:
     return {
         "promise": _promise_line(s),
         "method": _method_in_words(s),
+        **({"unlike the paper": difference} if (difference := _proven_difference(s)) else {}),
         "target": target,
         "noise multiplier": "none" if s.noise_multiplier is None else number(s.noise_multiplier, 6),
         "accountant": s.accountant,

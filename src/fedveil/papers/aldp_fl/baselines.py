@@ -67,6 +67,10 @@ class LDPFed(TwoVariants):
         "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
     )
     name: Literal["ldp-fed"] = "ldp-fed"
+    proven_difference: ClassVar[str] = (
+        "the update is clipped in L2 norm and has Gaussian noise instead of a perturbation of each value, and the clamp "
+        "follows the noise"
+    )
     published_weighting: ClassVar[Weighting] = "uniform"
     mechanism: Literal["ordinal", "gaussian"] = "ordinal"
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -232,6 +236,10 @@ class GFLALDPA(MethodConfig):
         "budget grows, which coordinates are chosen and how much noise is added are ours"
     )
     name: Literal["gfl-aldpa"] = "gfl-aldpa"
+    proven_difference: ClassVar[str] = (
+        "a public seed draws the coordinates instead of their size, and the growing budget is divided in units of mu, which "
+        "compose exactly"
+    )
     variant: Variant = "proven"
     keep: float = Field(0.1, gt=0, le=1)
     growth: float = Field(1.0, ge=0, le=10)

@@ -47,6 +47,9 @@ class ALDPFL(TwoVariants):
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
+    proven_difference: ClassVar[str] = (
+        "the clips follow norms of releases, plain Gaussian noise is added once a round, and the bound is a clamp after the noise"
+    )
     published_weighting: ClassVar[Weighting] = "uniform"
     reason: ClassVar[str] = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
     window: int = Field(3, ge=1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -154,6 +154,9 @@ class NoisyFedAvg(AlongTrajectory):
     """
 
     name: Literal["noisy-fedavg"] = "noisy-fedavg"
+    proven_difference: ClassVar[str] = (
+        "the epsilon is composed over the rounds, or bounded by project_to; the paper's limit fails for constant and cyclic rates"
+    )
     variant: Variant = "proven"
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
@@ -200,6 +203,9 @@ class NoisyFedProx(AlongTrajectory):
     """
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
+    proven_difference: ClassVar[str] = (
+        "the epsilon is composed over the rounds, or bounded by project_to; the paper's limit fails for constant and cyclic rates"
+    )
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)

@@ -74,6 +74,10 @@ class FedANCOptions(TwoVariants):
 
     proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma_min": 0.8}
     name: Literal["fedanc"] = "fedanc"
+    proven_difference: ClassVar[str] = (
+        "coordinates, noise and share are computed from releases before the round, and the update is restricted to these "
+        "coordinates, clipped and noised once"
+    )
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     gamma_min: float = Field(0.1, gt=0, lt=1)
     gamma_max: float = Field(0.9, gt=0, le=1)

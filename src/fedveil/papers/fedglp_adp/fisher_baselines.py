@@ -165,6 +165,10 @@ class FedDPA(MethodConfig):
     """
 
     name: Literal["fed-dpa"] = "fed-dpa"
+    proven_difference: ClassVar[str] = (
+        "personal coordinates are sent as zeros under dense noise, clients have equal weights, and the noise is calibrated "
+        "for whole updates"
+    )
     reconstructed: ClassVar[str] = "source = 'paper', whose text was not at hand; the authors' program was read"
     variant: Variant = "proven"
     source: Literal["repo", "paper"] = "repo"
@@ -303,6 +307,10 @@ class FedADDP(TwoVariants):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
+    proven_difference: ClassVar[str] = (
+        "the range and centre of a coordinate are those of the released model, personal coordinates are sent as zeros, and "
+        "the update is clipped"
+    )
     reconstructed: ClassVar[str] = "nothing: the published form is the authors' program; the paper's text was not at hand"
     reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)

@@ -72,6 +72,10 @@ class FedGLPOptions(MethodConfig):
 
     proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma": 0.05, "beta0": 0.1, "slope": 0.0, "personal_model": "combined"}
     name: Literal["fedglp-adp"] = "fedglp-adp"
+    proven_difference: ClassVar[str] = (
+        "the clip weights follow norms of releases, the noise is calibrated for what the adversary of the run sees, and "
+        "personal shares are smaller by default"
+    )
     variant: Variant = "proven"
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)
     lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)

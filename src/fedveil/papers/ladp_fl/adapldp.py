@@ -184,6 +184,9 @@ class AdapLDP(TwoVariants):
     """
 
     name: Literal["adapldp"] = "adapldp"
+    proven_difference: ClassVar[str] = (
+        "the scaler is computed from noisy releases, updates are clipped, and later rounds spend what a round saves"
+    )
     reconstructed: ClassVar[str] = (
         "source = 'ladp-fl', its form as LaDP-FL's baseline; 'repo' was read in the authors' code, liyan2015/AdapLDP-FL"
     )

@@ -122,6 +122,9 @@ class NbAFL(TwoVariants):
     """
 
     name: Literal["nbafl"] = "nbafl"
+    proven_difference: ClassVar[str] = (
+        "the noise is that of the clipped weights' own sensitivity, which does not fall with the number of examples"
+    )
     reconstructed: ClassVar[str] = (
         "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "
         "FederatedScope's trainer_nbafl.py"
@@ -242,6 +245,10 @@ class SensitiveDP(TwoVariants):
     """
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
+    proven_difference: ClassVar[str] = (
+        "the sensitivity is estimated from noisy releases, by layer and not by coordinate, and the next update is clipped to "
+        "the estimate"
+    )
     reconstructed: ClassVar[str] = (
         "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and "
         "global history is in the abstract"
@@ -369,6 +376,9 @@ class AdapDPFL(MethodConfig):
         "accounting; that the norm is read off the update of a round, not step by step, is ours"
     )
     name: Literal["adap-dp-fl"] = "adap-dp-fl"
+    proven_difference: ClassVar[str] = (
+        "the clip follows the norm of the release less the known power of its noise, and stays within a range of its start"
+    )
     variant: Variant = "proven"
     factor: float = Field(1.0, gt=0, allow_inf_nan=False)
     decay: float = Field(0.999, gt=0, le=1)

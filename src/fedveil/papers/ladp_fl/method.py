@@ -47,6 +47,10 @@ class LaDPFL(TwoVariants):
     """
 
     name: Literal["ladp-fl"] = "ladp-fl"
+    proven_difference: ClassVar[str] = (
+        "the privacy estimate and the choice of layers read released models, layers that are not chosen are not sent, and the "
+        "whole update is clipped"
+    )
     reason: ClassVar[str] = (
         "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (LaDP-FL)"
     )

@@ -102,6 +102,9 @@ class TimeVaryingDP(TwoVariants):
     """
 
     name: Literal["time-varying-dp"] = "time-varying-dp"
+    proven_difference: ClassVar[str] = (
+        "updates are clipped as a whole, and the decaying noise is scaled to the exact cost of all rounds"
+    )
     reconstructed: ClassVar[str] = (
         "all equations; that the noise is a geometric series tied to T and epsilon, delta, and refined online, is the abstract's"
     )
@@ -222,6 +225,10 @@ class DPALDP(TwoVariants):
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
+    proven_difference: ClassVar[str] = (
+        "updates, or the gradients of single examples, are clipped, and the allocation of noise is scaled to the exact cost "
+        "of all rounds"
+    )
     reconstructed: ClassVar[str] = (
         "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
         "in the abstract"

@@ -32,7 +32,7 @@ from fedveil.deploy.round_messages import (
     task_bytes,
 )
 from fedveil.deploy.wire_format import Kind, WireError
-from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.experiment.receipts import ATTEMPTS, Answer, Answers
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, sealed_outcome
 from fedveil.federation.shared_sums import SetPlans, terms_of
@@ -103,6 +103,7 @@ class MaskedNode:
         return answered_or_refused(asked, partial(self._ready, content, sent, asked))
 
     def _ready(self, told: bytes, sent: RoundMessage, asked: TaskMessage) -> bytes:
+        self._require_all_attempts()
         if asked.round >= self.setting.rounds:
             raise ConfigError(f"the run has {self.setting.rounds} rounds, and this would be round {asked.round}")
         whole = self.context.plan(sent.released, sent.plan_state)
@@ -122,6 +123,20 @@ class MaskedNode:
         if self.receipts is not None:
             self.receipts.answer(row["round"], row["vector"])
         return masks_bytes(Kind.MASKED, asked, answer)
+
+    def _require_all_attempts(self) -> None:
+        """Refuse to go on without the attempts of what this client has answered, by its states and its answers.
+
+        Raises:
+            LedgerError: the file of attempts lacks some.
+        """
+        rows = self.member.attempts.rows
+        sent = frozenset[str]() if self.receipts is None else self.receipts.answered
+        if self.states.newest not in {-1, *(row["round"] for row in rows)} or not sent <= {row["vector"] for row in rows}:
+            raise LedgerError(
+                f"{self.member.attempts.path} lacks attempts that this client has answered, and could answer them twice: restore "
+                f"its newest copy, or take no further part in this run"
+            )
 
     def trained(self, after: Generation) -> None:
         """Remember the states after the round, which are stored when its first masked vector leaves."""

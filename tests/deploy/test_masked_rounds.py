@@ -207,6 +207,7 @@ def assert_no_attempt_is_answered_twice_or_uncharged(tmp_path: Path, there: Hurt
         assert all(named[row["attempt"]] == row["set"] for row in own)
         (planned,) = rows(tmp_path / "clients" / str(number) / "lifetime-aggregate.sqlite")
         assert planned.event.count == ROUNDS + 2  # two spare attempts
+    assert len(rows(tmp_path / "run/ledger.sqlite")) == len(named), "the server charges each attempt, too"
     verified = fv.open_run(tmp_path / "run").verify(against=[tmp_path / "clients" / str(n) for n in range(CLIENTS)])
     assert verified.outcome != "contradicted", verified.findings
 

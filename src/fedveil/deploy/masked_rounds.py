@@ -36,6 +36,7 @@ from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.experiment.receipts import ATTEMPTS, Answer, Answers
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, sealed_outcome
 from fedveil.federation.shared_sums import SetPlans, terms_of
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import Plan
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import ELSEWHERE, Contribution
@@ -221,7 +222,8 @@ class MaskedEngine(GridEngine):
         assert isinstance(whole, Plan)
         told = self.round_bytes(first)
         asked = {c: TaskMessage(self.run, first.released.round, c, task.weight) for c, task in todo.items()}
-        coordinator.begin(first.released.round, told, SetPlans(whole, self.context.door.parts, coordinator.terms))
+        plans = SetPlans(whole, self.context.door.parts, coordinator.terms)
+        coordinator.begin(first.released.round, told, plans)
         reasons, tries = self._ready(told, asked), 0
         while len(reasons) == len(todo) and self.again is not None and self.again(asked.keys(), tries):
             reasons, tries = self._ready(told, asked), tries + 1
@@ -230,6 +232,7 @@ class MaskedEngine(GridEngine):
             reasons |= self._masked(request, {client: asked[client] for client in coordinator.members})
             total = coordinator.total()
         members = () if total is None else coordinator.members
+        self._charge_unused(plans, opened=total is not None)
         if total is None and coordinator.exhausted:
             raise BudgetExhausted(
                 f"all {coordinator.terms.attempts} attempts at sums that privacy.spare_attempts allows are used up, and no more "
@@ -274,6 +277,22 @@ class MaskedEngine(GridEngine):
             if reason:
                 reasons[client] = reason
         return reasons
+
+    def _charge_unused(self, plans: SetPlans, *, opened: bool) -> None:
+        """Charge the attempts without a sum that is used, also those before a crash: row i of the ledger is attempt i.
+
+        Not where noise is seeded, whose releases a ledger counts once a round.
+
+        Args:
+            opened: whether the newest attempt has a sum, whose release charges it.
+        """
+        ledger = self.context.door.ledger
+        if not isinstance(ledger, BudgetedLedger) or ledger.reproducible:
+            return
+        named = [row for row in self.coordinator.attempts.rows if "attempt" in row]
+        for row in named[ledger.position[0] : len(named) - opened]:
+            members = len(row["members"])
+            self.context.door.charge_attempt(plans.of(members), members, row["round"])
 
     def _content(self, answer: bytes | str, kind: Kind, asked: TaskMessage) -> bytes:
         if isinstance(answer, str):

@@ -13,6 +13,7 @@ import pytest
 
 import fedveil as fv
 from federation_runs import bits, config
+from fedveil.deploy.consent import check_offer, require_share
 from fedveil.deploy.grid_engine import GONE
 from fedveil.deploy.join import JoinedClient
 from fedveil.deploy.offers import offer_of
@@ -206,6 +207,7 @@ def assert_no_attempt_is_answered_twice_or_uncharged(tmp_path: Path, there: Hurt
         assert all(named[row["attempt"]] == row["set"] for row in own)
         (planned,) = rows(tmp_path / "clients" / str(number) / "lifetime-aggregate.sqlite")
         assert planned.event.count == ROUNDS + 2  # two spare attempts
+    assert len(rows(tmp_path / "run/ledger.sqlite")) == len(named), "the server charges each attempt, too"
     verified = fv.open_run(tmp_path / "run").verify(against=[tmp_path / "clients" / str(n) for n in range(CLIENTS)])
     assert verified.outcome != "contradicted", verified.findings
 
@@ -230,6 +232,31 @@ def test_a_server_that_is_killed_names_no_attempt_twice(point: str, tmp_path: Pa
     assert (kills, there.kills) == (1, 0)
     assert [row["participants"] for row in result.history] == [4, 4, 4]
     assert_no_attempt_is_answered_twice_or_uncharged(tmp_path, there)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_client_whose_attempts_are_lost_answers_no_more(left: int, tmp_path: Path) -> None:
+    """Of two attempts, `left` rows are there when it starts again; its states and its answers tell that there were more."""
+
+    def cut(machines: Hurt) -> None:
+        (path,) = (tmp_path / "clients/1/runs").glob("*/attempts.jsonl")
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+        machines.restarted(1)
+
+    participants, _ = hurt(tmp_path, at(2, 1, cut))
+    assert participants == [4, 4, 3]
+    assert len(attempts(tmp_path, 1)) == left
+    assert "this client's own record of the run does not allow it" in (tmp_path / "run/private/failures.csv").read_text()
+
+
+def test_a_set_is_no_larger_than_a_round(tmp_path: Path) -> None:
+    """Else a server that has all other clients would face a smaller share of noise than the statement counts with."""
+    three = masked().model_copy(update={"training": masked().training.model_copy(update={"clients_per_round": 3})})
+    accepted = check_offer(consent(0, roster=ROSTER.digest.hex()), three)
+    plan = accepted.method.release(accepted.setting).always
+    require_share(accepted, plan, 3)
+    with pytest.raises(FedveilError, match="a set of 4 clients, and a round of this run has 3"):
+        require_share(accepted, plan, 4)
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -83,6 +83,17 @@ def test_a_backup_of_another_ledger_restores_nothing(budget: Path, tmp_path: Pat
         command("restore", tmp_path / "copy", budget)
 
 
+def test_a_backup_of_another_ledger_is_none_of_a_ledger_without_releases(tmp_path: Path) -> None:
+    heads = {}
+    for name, epsilon in (("strict", 1.0), ("loose", 9.0)):
+        path = create_budget(tmp_path / name, epsilon, 1e-5, SERVER).path
+        heads[name] = command("backup", path, tmp_path / f"copy-of-{name}").split()[-1]
+    lost(tmp_path / "strict", head=True)
+    with pytest.raises(LedgerError, match="or that of another ledger"):
+        command("restore", tmp_path / "copy-of-loose", tmp_path / "strict", "--head", heads["strict"])
+    command("restore", tmp_path / "copy-of-strict", tmp_path / "strict", "--head", heads["strict"])
+
+
 def test_a_folder_is_backed_up_with_all_its_ledgers_while_they_are_charged(budget: Path, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     (folder / "runs/r").mkdir(parents=True)

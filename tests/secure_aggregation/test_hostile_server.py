@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, LedgerError
 from fedveil.secure_aggregation import member
+from fedveil.secure_aggregation.attempt_file import AttemptFile
 from fedveil.secure_aggregation.encoding import ProtocolError, Terms, encode, read_masked, read_ready, set_request, signed_key
 from fedveil.secure_aggregation.masks import signed, unpacked
 from fedveil.secure_aggregation.member import Member
@@ -186,6 +188,28 @@ def test_a_client_refuses(attack: Attack, reason: str) -> None:
 def test_a_client_refuses_an_attempt_that_it_answered_before_a_restart(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="has answered attempt 2"):
         an_old_attempt_after_a_restart(Member, tmp_path)
+
+
+def test_two_processes_of_a_client_answer_no_more_attempts_than_one(tmp_path: Path) -> None:
+    play = Played(folder=tmp_path)
+    processes = [play.members[0], play.member(0)]  # as with two names of a server; each has read the file before
+    answered = []
+    for process in processes:
+        play.members[0] = process
+        for attempt in range(1, play.terms.attempts + 1):
+            with suppress(ProtocolError):
+                play.members[0].masked(play.request(attempt=attempt))
+                answered.append(attempt)
+    assert answered == [*range(1, play.terms.attempts + 1)]
+    assert [row["attempt"] for row in AttemptFile(tmp_path / "client-0.jsonl").rows] == answered
+
+
+def test_a_file_of_attempts_that_became_shorter_stops_its_client(tmp_path: Path) -> None:
+    play = Played(folder=tmp_path)
+    play.members[0].masked(play.request())
+    (tmp_path / "client-0.jsonl").write_bytes(b"")
+    with pytest.raises(LedgerError, match=r"client-0\.jsonl became shorter"):
+        play.members[0].masked(play.request(attempt=2))
 
 
 def test_a_client_refuses_a_plan_that_costs_more_than_agreed() -> None:

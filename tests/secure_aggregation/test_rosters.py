@@ -14,7 +14,7 @@ from masked_clients import roster_of, signing_key
 
 def test_a_roster_is_read_as_it_was_written(tmp_path: Path) -> None:
     roster = roster_of([0, 2, 7])
-    odd = replace(roster.clients[1], name='Klinikum "Süd" \\ 日本\n')
+    odd = replace(roster.clients[1], name='Klinikum "Süd" \\ 日本\n\U000e0041')
     roster = Roster((roster.clients[0], odd, roster.clients[2]))
     (tmp_path / "roster.toml").write_text(roster.text, encoding="utf-8")
     assert Roster.read(tmp_path / "roster.toml") == roster

@@ -353,12 +353,16 @@ def require_price(accepted: AcceptedRun, plan: Plan | Raw) -> None:
 
 
 def require_share(accepted: AcceptedRun, plan: Plan, members: int) -> None:
-    """Refuse a sum of a set of so many clients that costs more than any planned one.
+    """Refuse a sum of a set of so many clients that costs more than any planned one, or of more than a round has.
+
+    In a larger set each share is smaller, and a client that is the only honest one has its share alone.
 
     Raises:
-        ConsentRefused: the sum costs more.
+        ConsentRefused: the sum costs more, or the set is too large.
     """
     s = accepted.setting
+    if members > s.cohort:
+        raise ConsentRefused(f"a set of {members} clients, and a round of this run has {s.cohort} (training.clients_per_round)")
     honest = members - s.known_shares
     event = event_of(in_shares(plan, honest), s.layout, s.scope, rate=None, noisy_uploads=honest)
     planned = planned_charges(accepted.method, s)

@@ -32,10 +32,11 @@ from fedveil.deploy.round_messages import (
     task_bytes,
 )
 from fedveil.deploy.wire_format import Kind, WireError
-from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.experiment.receipts import ATTEMPTS, Answer, Answers
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, sealed_outcome
 from fedveil.federation.shared_sums import SetPlans, terms_of
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.mechanism.plan import Plan
 from fedveil.release.noise import Randomness
 from fedveil.release.sealed import ELSEWHERE, Contribution
@@ -103,6 +104,7 @@ class MaskedNode:
         return answered_or_refused(asked, partial(self._ready, content, sent, asked))
 
     def _ready(self, told: bytes, sent: RoundMessage, asked: TaskMessage) -> bytes:
+        self._require_all_attempts()
         if asked.round >= self.setting.rounds:
             raise ConfigError(f"the run has {self.setting.rounds} rounds, and this would be round {asked.round}")
         whole = self.context.plan(sent.released, sent.plan_state)
@@ -122,6 +124,20 @@ class MaskedNode:
         if self.receipts is not None:
             self.receipts.answer(row["round"], row["vector"])
         return masks_bytes(Kind.MASKED, asked, answer)
+
+    def _require_all_attempts(self) -> None:
+        """Refuse to go on without the attempts of what this client has answered, by its states and its answers.
+
+        Raises:
+            LedgerError: the file of attempts lacks some.
+        """
+        rows = self.member.attempts.rows
+        sent = frozenset[str]() if self.receipts is None else self.receipts.answered
+        if self.states.newest not in {-1, *(row["round"] for row in rows)} or not sent <= {row["vector"] for row in rows}:
+            raise LedgerError(
+                f"{self.member.attempts.path} lacks attempts that this client has answered, and could answer them twice: restore "
+                f"its newest copy, or take no further part in this run"
+            )
 
     def trained(self, after: Generation) -> None:
         """Remember the states after the round, which are stored when its first masked vector leaves."""
@@ -206,7 +222,8 @@ class MaskedEngine(GridEngine):
         assert isinstance(whole, Plan)
         told = self.round_bytes(first)
         asked = {c: TaskMessage(self.run, first.released.round, c, task.weight) for c, task in todo.items()}
-        coordinator.begin(first.released.round, told, SetPlans(whole, self.context.door.parts, coordinator.terms))
+        plans = SetPlans(whole, self.context.door.parts, coordinator.terms)
+        coordinator.begin(first.released.round, told, plans)
         reasons, tries = self._ready(told, asked), 0
         while len(reasons) == len(todo) and self.again is not None and self.again(asked.keys(), tries):
             reasons, tries = self._ready(told, asked), tries + 1
@@ -215,6 +232,7 @@ class MaskedEngine(GridEngine):
             reasons |= self._masked(request, {client: asked[client] for client in coordinator.members})
             total = coordinator.total()
         members = () if total is None else coordinator.members
+        self._charge_unused(plans, opened=total is not None)
         if total is None and coordinator.exhausted:
             raise BudgetExhausted(
                 f"all {coordinator.terms.attempts} attempts at sums that privacy.spare_attempts allows are used up, and no more "
@@ -259,6 +277,22 @@ class MaskedEngine(GridEngine):
             if reason:
                 reasons[client] = reason
         return reasons
+
+    def _charge_unused(self, plans: SetPlans, *, opened: bool) -> None:
+        """Charge the attempts without a sum that is used, also those before a crash: row i of the ledger is attempt i.
+
+        Not where noise is seeded, whose releases a ledger counts once a round.
+
+        Args:
+            opened: whether the newest attempt has a sum, whose release charges it.
+        """
+        ledger = self.context.door.ledger
+        if not isinstance(ledger, BudgetedLedger) or ledger.reproducible:
+            return
+        named = [row for row in self.coordinator.attempts.rows if "attempt" in row]
+        for row in named[ledger.position[0] : len(named) - opened]:
+            members = len(row["members"])
+            self.context.door.charge_attempt(plans.of(members), members, row["round"])
 
     def _content(self, answer: bytes | str, kind: Kind, asked: TaskMessage) -> bytes:
         if isinstance(answer, str):

@@ -209,7 +209,7 @@ class ClientReceipts:
             ReceiptError: it is missing or wrong, or contradicts an earlier one.
         """
         answered = json.loads(self._answers.lines[-1])["round"] if self._answers.lines else -1
-        if not text and min(answered, round - 1) < 0:
+        if not text and min(answered, round - 1) < 0 and not self._receipts.lines:
             return
         try:
             receipt = Receipt.read(text)
@@ -230,6 +230,11 @@ class ClientReceipts:
             )
         if text not in self._receipts.lines[-1:]:
             self._receipts.append(text)
+
+    @property
+    def answered(self) -> frozenset[str]:
+        """Return the digests of all answers so far."""
+        return frozenset(json.loads(line)["digest"] for line in self._answers.lines)
 
     def answer(self, round: int, digest: str) -> None:
         """Store the SHA-256 of an answer (hex), before it leaves."""

@@ -81,11 +81,11 @@ def restore(backup: Path, target: Path, pinned: Head | None = None) -> Head:
             f"backup printed; if it is not known, count the budget as spent"
         )
     with Ledger.open(backup, read_only=True) as ledger:
-        for seq, digest in known:
-            if not (seq <= len(ledger) and ledger.holds(seq, digest)):
+        for head in known:  # the head file of a ledger without releases does not tell it from others
+            if not (ledger.continues(head) if head == pinned else ledger.holds(*head)):
                 raise LedgerError(
-                    f"the backup {backup} holds {len(ledger)} releases, and not release {seq}, which was made: it is older, or "
-                    f"that of another ledger; restore a newer one, or count the budget as spent"
+                    f"the backup {backup} holds {len(ledger)} releases, and not release {head[0]}, which was made: it is older, "
+                    f"or that of another ledger; restore a newer one, or count the budget as spent"
                 )
     return _copied(backup, target)
 

@@ -382,6 +382,16 @@ class Door:
             event = event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
             self.ledger.charge_all([self._entry(plan, event, AGGREGATE, round, len(contributions), (), exact=False)])
 
+    def charge_attempt(self, plan: Plan, members: int, round: int) -> None:
+        """Charge a masked sum of clients with shares of the noise that is not used, although they have answered.
+
+        Args:
+            plan: of each client of the set. members: their number.
+        """
+        shares = members - self.known_noise_terms
+        event = event_of(plan, self.layout, self.scope, rate=self.rate, noisy_uploads=shares, round=round)
+        self.ledger.charge_all([self._entry(plan, event, AGGREGATE, round, members, (), exact=True)])
+
     # --- the steps ---
 
     def _added_up(self, vectors: Sequence[Tensor], kind: torch.dtype) -> Tensor:

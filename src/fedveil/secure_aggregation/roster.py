@@ -66,7 +66,7 @@ class Roster:
         """Return the content of the roster's file."""
         lines = [f"# Digest, to compare with the other institutions: {self.digest.hex()}"]
         for client in self.clients:
-            name = "".join(rf"\u{ord(c):04x}" if c in '"\\' or not c.isprintable() else c for c in client.name)
+            name = "".join(rf"\U{ord(c):08x}" if c in '"\\' or not c.isprintable() else c for c in client.name)
             lines += ["", "[[client]]", f"number = {client.number}", f'name = "{name}"', f'key = "{client.key.hex()}"']
         return "\n".join([*lines, ""])
 

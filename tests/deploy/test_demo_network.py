@@ -225,6 +225,18 @@ def test_two_demonstrations_at_one_place_do_not_remove_each_others_machines(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_refusal_that_no_order_would_avoid_says_so(tmp_path: Path) -> None:
+    """A cap for secret samples refused a run of everybody that costs exactly the cap, and did not say why."""
+    wanted = config({"name": "dp-fedavg"}, "aggregate")
+    offer = offer_of("r", 0, wanted)
+    whole = consent_to(wanted, 0)
+    ordered = {**whole, "lifetime": {"aggregate": {**whole["lifetime"]["aggregate"], "order": 12}}}
+    first = JoinedClient(tmp_path / "client", Consent.model_validate(ordered)).answer([offer_bytes(offer)])
+    assert "Its consent sets lifetime.aggregate.order" in read_consent(first, offer)
+    second = JoinedClient(tmp_path / "client", Consent.model_validate(whole))
+    assert read_consent(second.answer([offer_bytes(offer)]), offer) == ""
+
+
 def test_a_refusal_for_want_of_an_order_names_it_and_the_mended_consent_is_taken(tmp_path: Path) -> None:
     """The first refusal made the lifetime's ledger, and no other number could be given afterwards."""
     wanted = config({"name": "dp-fedavg"}, "aggregate", training={"sampling": "poisson"})

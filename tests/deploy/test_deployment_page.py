@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.deploy.consent import Consent
 from fedveil.deploy.programs import free_port
+from fedveil.experiment.config import Config
+from fedveil.experiment.resolve import resolve
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.filterwarnings("default")
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 PAGE = (Path(__file__).parents[2] / "docs/deployment.md").read_text()
@@ -28,17 +32,15 @@ def section(title: str) -> str:
     return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def block(title: str, kind: str = "") -> str:
-    """The first block of that kind in a section."""
-    found = re.search(rf"^```{kind}\n(.*?)^```$", section(title), re.DOTALL | re.MULTILINE)
-    assert found, f"{title}: no block"
-    return found[1]
+def blocks(title: str, kind: str = "") -> list[str]:
+    """All blocks of that kind in a section, in their order."""
+    found: list[str] = re.findall(rf"^```{kind}\n(.*?)^```$", section(title), re.DOTALL | re.MULTILINE)
+    return found
 
 
 def commands(title: str) -> list[str]:
     """All commands of a section, in their order, without remarks."""
-    blocks = re.findall(r"^```\n(.*?)^```$", section(title), re.DOTALL | re.MULTILINE)
-    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for block in blocks(title) for line in block.splitlines()]
 
 
 def table(path: Path, rows: int, seed: int) -> None:
@@ -83,14 +85,30 @@ class Machines:
             child.wait(60)
 
 
+def test_three_sites_with_secure_aggregation_are_what_the_page_writes_down() -> None:
+    """The consent had the keys of secure aggregation under [data], and the run was one for five sites."""
+    (offered,), (consent,) = blocks("The configuration", "toml"), blocks("Consent", "toml")
+    tables, pinned = blocks("Secure aggregation", "toml")
+    own = tomllib.loads(consent)
+    agreed = Consent.model_validate({**own, **tomllib.loads(pinned)})
+    whole = {**tomllib.loads(offered), **tomllib.loads(tables)}
+    whole["data"]["source"]["clients"] = 3
+    setting = resolve(Config.model_validate(whole)).setting
+    assert (setting.clients, setting.least_set, setting.secure_aggregation) == (3, agreed.least_set, "on")
+    assert (agreed.least_colluders, agreed.secure_aggregation) == (setting.known_shares, "required")
+    assert Consent.model_validate(own).secure_aggregation == "allowed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_machines_as_the_page_says_end_in_a_verified_run(tmp_path: Path) -> None:
     """From three CSV files to `fedveil verify run --against`, each command exit 0."""
     there = Machines(tmp_path, free_port())
-    (tmp_path / "server/c.toml").write_text(block("The configuration", "toml"))
+    (tmp_path / "server/c.toml").write_text(blocks("The configuration", "toml")[0])
     table(tmp_path / "server/public-test.csv", 200, 0)
     for number, name in enumerate(NAMES, 1):
         table(tmp_path / f"{name}/{name}.csv", 2000, number)
-        (tmp_path / name / "consent.toml").write_text(block("Consent", "toml").replace("alice", name))
+        (tmp_path / name / "consent.toml").write_text(blocks("Consent", "toml")[0].replace("alice", name))
     todo = commands("Three machines")
     init, key, *admit, serve, check, join = todo
     there.typed("server", init)

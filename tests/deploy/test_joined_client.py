@@ -578,9 +578,9 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
     assert any("within this client's consent" in line for line in there.lines)
     assert lines == [
         "client 0: this client only looks at what is offered (--check)",
-        "2 clients have consented, 3 are waited for; 1 only looked",
-        "2 clients have consented, 3 are waited for",
-        "3 clients have consented, 3 are waited for",
+        "clients: 2 consented, 3 needed; 1 only looked",
+        "clients: 2 consented, 3 needed",
+        "clients: 3 consented, 3 needed",
     ]
 
 
@@ -611,7 +611,7 @@ def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_whil
     assert seen == [{0}, {0}, {0, 1}, {0, 1}]
     assert (asked.consented, asked.refused) == ({0, 1, 2}, {})
     assert [line for line in lines if line.startswith("client 2")] == [line for line in lines if "client 2 refused" in line][:1]
-    assert "1 clients have consented, 3 are waited for; 2 refused" in lines
+    assert "clients: 1 consented, 3 needed; 2 refused" in lines
 
 
 def test_a_refusal_is_taken_back_during_the_run(tmp_path: Path) -> None:

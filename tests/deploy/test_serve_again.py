@@ -44,7 +44,7 @@ def test_a_server_that_waited_in_vain_leaves_its_place_to_the_same_command(tmp_p
     wanted = config({"name": "dp-fedavg"}, "server", **SECTIONS)
     with pytest.raises(KeyboardInterrupt):
         serve(wanted, Serving(network, tmp_path / "run", tell=tell))
-    assert lines == ["0 clients have consented, 1 are waited for"]
+    assert lines == ["clients: 0 consented, 1 needed"]
     result, _ = served(wanted, tmp_path / "run", both(tmp_path))
     assert len(result.history) == wanted.training.rounds
 

@@ -102,7 +102,7 @@ def test_lines_as_json_name_run_round_and_client(capsys: pytest.CaptureFixture[s
     tell = printer("json", lambda: {"run": "20261128-abc"})
     try:
         tell("round 3: client 1 is left out: no answer within 600 seconds")
-        tell("3 clients have consented, 3 are waited for")
+        tell("clients: 3 consented, 3 needed")
         logging.getLogger("fedveil.x").warning("a message was lost: %s", "x\ny")
     finally:
         logging.basicConfig(handlers=[], force=True)

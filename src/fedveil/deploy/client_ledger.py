@@ -77,7 +77,7 @@ class ClientLedger:
             ConsentRefused: it does not fit.
         """
         budget, planned, number = self._plan(judged, client)
-        with _refusals(self._without_order(judged, planned)):
+        with _refusals(self._order_hint(judged, planned)):
             budget.check_plan(planned, run, (number,))
 
     def admit(self, judged: AcceptedRun, run: str, client: int) -> BudgetedLedger:
@@ -90,7 +90,7 @@ class ClientLedger:
             ConsentRefused: it does not fit; nothing was charged.
         """
         budget, planned, number = self._plan(judged, client)
-        with _refusals(self._without_order(judged, planned)):
+        with _refusals(self._order_hint(judged, planned)):
             budget.check_plan(planned, run, (number,))
             ledger = budget.ledger(run, number)
             if number == AGGREGATE and not self._charged(budget, run):
@@ -103,13 +103,15 @@ class ClientLedger:
         number = ITSELF if view is View.SERVER else AGGREGATE
         return self.budget(view), planned_charges(judged.method, judged.setting.of(client)), number
 
-    def _without_order(self, judged: AcceptedRun, planned: Sequence[Event]) -> str:
-        """Return a hint to the consent's key for secret samples, if it is missing and the run has some; else an empty string."""
+    def _order_hint(self, judged: AcceptedRun, planned: Sequence[Event]) -> str:
+        """Return a hint to the consent's key for secret samples, if it does not suit the run; else an empty string."""
         view = judged.setting.scope.view
         cap, sampled = self.consent.lifetime[view], [event for event in planned if not isinstance(event, Unbounded)]
-        if cap.order is not None or all(isinstance(event, Gaussian) for event in sampled):
+        key, secret = f"lifetime.{view}.order", not all(isinstance(event, Gaussian) for event in sampled)
+        if secret == (cap.order is not None):
             return ""
-        key = f"lifetime.{view}.order"
+        if not secret:
+            return f". Its consent sets {key}, which is for runs that sample in secret: this one costs less without it"
         with suppress(ConfigError):
             key += f" = {best_order(cap.epsilon, cap.delta, sampled, judged.setting.scope.adjacency):g}"
         return (

@@ -260,7 +260,7 @@ class ConsentingClients:
             self.offer(self._open(clients) - self.looked)
             if reported != (now := (len(online & self.consented), len(self.refused), len(self.looked))):
                 others = "".join(f"; {many} {did}" for many, did in zip(now[1:], ("refused", "only looked"), strict=True) if many)
-                self.tell(f"{now[0]} clients have consented, {count} are waited for{others}")
+                self.tell(f"clients: {now[0]} consented, {count} needed{others}")
                 reported = now
             if now[0] >= count:
                 return

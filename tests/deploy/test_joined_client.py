@@ -670,6 +670,7 @@ def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path
     """It was 0 whether it fits or not."""
     (tmp_path / "consent.toml").write_text("[data]\npart = 0\n[lifetime.server]\nepsilon = 1.0\ndelta = 1e-5\n")
     ended: list[int] = []
+    monkeypatch.chdir(tmp_path)  # where a client's folder is made
     monkeypatch.setattr("fedveil.deploy.join.join", lambda consent, joining: fits)
     monkeypatch.setattr("os._exit", ended.append)
     words = [

@@ -201,5 +201,5 @@ def test_a_module_is_found_without_importing_its_package(tmp_path: Path, monkeyp
         check_plugins([name], tmp_path, trusted=False)
     check_plugins([name], tmp_path, trusted=True)
     for absent in ("package_of_a_stranger.absent", "no_such_module", "sys", ".", "a..b"):
-        with pytest.raises(ConfigError, match="there is no file"):
+        with pytest.raises(ConfigError, match="found no file"):
             check_plugins([absent], tmp_path, trusted=True)

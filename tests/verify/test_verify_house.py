@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.glob("*.py"))
 
 
 def test_it_is_small() -> None:
-    assert sum(len(file.read_text().splitlines()) for file in FILES) <= 770
+    assert sum(len(file.read_text().splitlines()) for file in FILES) <= 780
 
 
 def test_it_imports_the_standard_library_numpy_scipy_special_and_itself() -> None:

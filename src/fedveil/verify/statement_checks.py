@@ -29,10 +29,8 @@ def expected(statement: Json, config: Json) -> Expected:
     """Return the expected rows of the ledger, with a plan if all releases of the method have one clip and one noise."""
     privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
     clip, z = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0
-    scope, shared = (
-        tuple(statement["scope"][name] for name in ("unit", "adjacency", "view")),
-        privacy.get("noise_place") == "shares",
-    )
+    scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
+    shared = privacy.get("noise_place") == "shares"
     sharers = statement["cohort"] if statement["sampling"] == "fixed" else statement["clients"]
     if scope[2] == "server":  # for priced sums of uploads that are not released
         sharers = privacy.get("min_survivors", statement["cohort"] if statement["sampling"] == "fixed" else 1)

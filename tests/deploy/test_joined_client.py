@@ -735,7 +735,7 @@ def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_p
     asked = ConsentingClients(there, partial(offer_of, "r", config=small()), 3, lines.append)
     asked.gather({0, 1, 2}, 3, lambda: waits.append(1))
     assert (len(waits), asked.consented) == (3, {0, 1, 2})
-    assert [line for line in lines if line.startswith("client")] == ["client 1: an error", "client 1: another"]
+    assert [line for line in lines if line.startswith("client 1")] == ["client 1: an error", "client 1: another"]
 
 
 @pytest.mark.parametrize(

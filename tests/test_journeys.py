@@ -35,9 +35,9 @@ def follow(page: str, folder: Path) -> list[str]:
                 assert running[0].wait(timeout=400) == 0, (folder / "background-0.txt").read_text()
             for line in text.splitlines():
                 if line.endswith(" &"):
-                    log = (folder / f"background-{len(running)}.txt").open("w")
                     command = ["bash", "-c", f"exec {line.removesuffix(' &')}"]
-                    running.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True))
+                    with (folder / f"background-{len(running)}.txt").open("w") as log:
+                        running.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True))
                     continue
                 command = ["bash", "-c", line]
                 done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
@@ -68,7 +68,7 @@ def test_three_hospitals(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_my_method(tmp_path: Path) -> None:
     outputs = follow("my-method.md", tmp_path)
-    assert any("At epsilon" in output for output in outputs)
+    assert any("At proven epsilon 2 " in output for output in outputs)
     assert r"\toprule" in (tmp_path / "table.tex").read_text()
     assert (tmp_path / "curve.pdf").read_bytes().startswith(b"%PDF")
 

@@ -229,3 +229,13 @@ def test_a_server_gives_one_receipt_a_round(tmp_path: Path) -> None:
     path = tmp_path / "receipts.jsonl"
     path.write_text(path.read_text() + '{"run":"r"')  # killed while it was written
     assert ServerReceipts(tmp_path, "r", KEY).issue(1, b"m1") == first
+
+
+def test_a_run_that_samples_in_secret_has_no_receipts(tmp_path: Path) -> None:
+    """A receipt without answers, or none for a round, would tell the clients that nobody was drawn."""
+    there = machines(tmp_path / "clients", lifetime={"aggregate": {"epsilon": 60.0, "delta": 0.01, "order": 6}})
+    wanted = small("aggregate", training={"rounds": 8, "sampling": "poisson", "clients_per_round": 1})
+    result, _ = served(wanted, tmp_path / "run", there)
+    assert 0 in {row["participants"] for row in result.history}, "the case that receipts would show"
+    assert not [*tmp_path.rglob("receipts.jsonl"), *tmp_path.rglob("answers.jsonl")]
+    assert found(tmp_path, 0, 1, 2) == (True, [])

@@ -126,19 +126,21 @@ def served(
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     lines: list[str] = []
 
-    receipts: list[ServerReceipts] = []
+    receipts: ServerReceipts | None = None
 
     def consenting(run: str) -> Callable[[Federation], GridEngine]:
-        receipts.append(ServerReceipts(out, run, Ed25519PrivateKey.from_private_bytes(bytes(32))))
+        nonlocal receipts
+        receipts = ServerReceipts.of(resolve(config).setting, out, run, Ed25519PrivateKey.from_private_bytes(bytes(32)))
         roster = ROSTER if config.run.secure_aggregation == "on" else None
-        offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key, roster=roster)
+        offered = partial(offer_of, run, config=config, receipt_key=receipts.key if receipts else "", roster=roster)
         exchange = ConsentingClients(machines, offered, number, lines.append, sleep)
-        return partial(engine_for, exchange=exchange, folder=out, receipts=receipts[0], tell=_log.warning)
+        return partial(engine_for, exchange=exchange, run=run, folder=out, receipts=receipts, tell=_log.warning)
 
     data, resumed = public_part(resolve(config)), out if more.get("resume") else None
     number = data.population.clients
     result = train(resolve_here(config, data.population, resumed), data, out, clients=consenting, **more)
-    receipts[0].issue(None, result.model.vector.numpy().tobytes())
+    if receipts is not None:
+        receipts.issue(None, result.model.vector.numpy().tobytes())
     return result, lines
 
 

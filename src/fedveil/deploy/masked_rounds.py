@@ -182,14 +182,19 @@ class _Release:
 
 
 def engine_for(
-    job: Federation, exchange: ConsentingClients, folder: Path, receipts: ServerReceipts, tell: Callable[[str], None]
+    job: Federation,
+    exchange: ConsentingClients,
+    run: str,
+    folder: Path,
+    receipts: ServerReceipts | None,
+    tell: Callable[[str], None],
 ) -> GridEngine:
     """Return the engine that reaches the clients of a run over the wire, with secure aggregation if the run has it.
 
     Args:
         folder: the run directory.
     """
-    more = job.context, receipts.name, exchange, tell
+    more = job.context, run, exchange, tell
     if job.setting.secure_aggregation != "on":
         return GridEngine(*more, again=exchange.again, receipts=receipts)
     terms = agreed_terms(job.context, job.setting, exchange.offered(0))

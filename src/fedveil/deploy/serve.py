@@ -117,21 +117,23 @@ def serve(config: Config, serving: Serving) -> Result:
         seen = SeenClients(network, versions)
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
-        receipts: list[ServerReceipts] = []
+        receipts: ServerReceipts | None = None
 
         def consenting(run: str) -> Callable[[Federation], GridEngine]:
+            nonlocal receipts
             number = prepared.population.clients
             serving.note(run=run, rounds=experiment.setting.rounds, rounds_done=0, clients=number, state="waiting for clients")
-            receipts.append(ServerReceipts(serving.out, run, network.receipt_key))
-            offered = partial(offer_of, run, config=config, receipt_key=receipts[0].key, roster=roster)
+            receipts = ServerReceipts.of(experiment.setting, serving.out, run, network.receipt_key)
+            offered = partial(offer_of, run, config=config, receipt_key=receipts.key if receipts else "", roster=roster)
             exchange = ConsentingClients(reach, offered, number, serving.tell, versions=versions)
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return partial(engine_for, exchange=exchange, folder=serving.out, receipts=receipts[0], tell=serving.tell)
+            return partial(engine_for, exchange=exchange, run=run, folder=serving.out, receipts=receipts, tell=serving.tell)
 
         with _naming_log(link):
             resolved = resolve_here(config, prepared.population, serving.out if serving.resume else None)
             result = train(resolved, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
-    receipts[0].issue(None, result.model.vector.numpy().tobytes())
+    if receipts is not None:
+        receipts.issue(None, result.model.vector.numpy().tobytes())
     (serving.out / STATE_FILE).unlink(missing_ok=True)  # noiseless sums, which only an interrupted run needs
     return result
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,6 +25,9 @@ from fedveil.errors import FedveilError, LedgerError
 from fedveil.ledger.files import owner_only
 from fedveil.secure_aggregation.encoding import encode
 from fedveil.verify import Finding
+
+if TYPE_CHECKING:
+    from fedveil.methods.setting import Setting
 
 RECEIPTS, ANSWERS, ATTEMPTS = "receipts.jsonl", "answers.jsonl", "attempts.jsonl"
 SUBJECT = "receipts"
@@ -147,6 +151,14 @@ class ServerReceipts:
         self.name, self._key = name, key
         self.key = key.public_key().public_bytes_raw().hex()
         self._receipts, self._answers = _Lines(run / RECEIPTS), _Lines(run / "private" / ANSWERS)
+
+    @classmethod
+    def of(cls, s: Setting, run: Path, name: str, key: Ed25519PrivateKey) -> ServerReceipts | None:
+        """Return the receipts of a run, or None if it samples clients in secret.
+
+        Its clients would see from a receipt without answers, or from none, that nobody was drawn in a round.
+        """
+        return None if s.amplified else cls(run, name, key)
 
     def record(self, answers: Answers) -> None:
         """Store what was received in a round; a round that is repeated after a crash replaces what was received before it."""

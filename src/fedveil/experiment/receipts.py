@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedveil.errors import FedveilError, LedgerError
-from fedveil.ledger.files import owner_only
+from fedveil.ledger.files import LineFile
 from fedveil.secure_aggregation.encoding import encode
 from fedveil.verify import Finding
 
@@ -150,7 +149,7 @@ class ServerReceipts:
     def __init__(self, run: Path, name: str, key: Ed25519PrivateKey) -> None:
         self.name, self._key = name, key
         self.key = key.public_key().public_bytes_raw().hex()
-        self._receipts, self._answers = _Lines(run / RECEIPTS), _Lines(run / "private" / ANSWERS)
+        self._receipts, self._answers = LineFile(run / RECEIPTS), LineFile(run / "private" / ANSWERS)
 
     @classmethod
     def of(cls, s: Setting, run: Path, name: str, key: Ed25519PrivateKey) -> ServerReceipts | None:
@@ -209,7 +208,7 @@ class ClientReceipts:
 
     def __init__(self, folder: Path, run: str, key: str) -> None:
         self.run, self.key = run, key
-        self._receipts, self._answers = _Lines(folder / RECEIPTS), _Lines(folder / ANSWERS)
+        self._receipts, self._answers = LineFile(folder / RECEIPTS), LineFile(folder / ANSWERS)
 
     def keep(self, text: str, round: int, model: bytes) -> None:
         """Check and store the receipt that comes with a round.
@@ -253,25 +252,6 @@ class ClientReceipts:
         line = _line({"round": round, "digest": digest})
         if line not in self._answers.lines[-2:]:
             self._answers.append(line)
-
-
-class _Lines:
-    """Lines of a file that are appended and synced one by one; an unfinished last line is dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(path, len(whole))
-        self.lines = whole.decode("ascii").splitlines()
-
-    def append(self, line: str) -> None:
-        with open(self.path, "ab", opener=owner_only) as file:
-            file.write(f"{line}\n".encode("ascii"))
-            file.flush()
-            os.fsync(file.fileno())
-        self.lines.append(line)
 
 
 def check_receipts(run: Path, closed: bool) -> list[Finding]:

@@ -12,7 +12,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -32,6 +32,7 @@ def owner_only_folder(path: Path) -> Path:
     return path
 
 
+RESTORE = "restore its newest copy"
 DRAFT = ".part"
 """Suffix of a file's name while it is being written; a killed run may leave such files."""
 
@@ -144,6 +145,75 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class LineFile:
+    """Text file of ASCII lines that only grows; each line is on the disk before `append` returns.
+
+    A line that a crash cut off is dropped: what it announced was not sent. The file is read again when another process has
+    written to it, so that processes which share a folder, and lock it while they answer, see one another's lines.
+
+    Args:
+        path: of the file, made when first written.
+
+    Raises:
+        LedgerError: it is damaged, or became shorter since it was read; from all that read it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines: list[str] = []
+        self._whole = self._size = 0
+        self._follow()
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """Return all lines, those of other processes included."""
+        self._follow()
+        return self._lines
+
+    def append(self, line: str) -> None:
+        """Write a line and sync it.
+
+        Raises:
+            LedgerError: it is not on the disk; nothing may be sent.
+        """
+        self._follow()
+        content = f"{line}\n".encode("ascii")
+        try:
+            new = not self.path.exists()
+            with open(self.path, "ab", opener=owner_only) as file:
+                file.truncate(self._whole)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                sync_path(self.path.parent)
+        except OSError as problem:
+            with suppress(OSError):  # a line that nobody announced
+                os.truncate(self.path, self._whole)
+            raise LedgerError(
+                f"cannot write {self.path}: {problem.strerror}; nothing was sent: make room, then go on"
+            ) from problem
+        self._whole = self._size = self._whole + len(content)
+        self._lines.append(line)
+
+    def _follow(self) -> None:
+        """Read what was appended since the last look."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size == self._size:
+            return
+        if size < self._whole:
+            raise LedgerError(f"{self.path} became shorter while it was in use, and lacks what was sent: {RESTORE}")
+        with open(self.path, "rb") as file:
+            file.seek(self._whole)
+            content = file.read()
+        whole = content.rfind(b"\n") + 1
+        try:
+            self._lines += content[:whole].decode("ascii").splitlines()
+        except ValueError as problem:
+            raise LedgerError(f"{self.path} is damaged ({problem}): {RESTORE}") from problem
+        self._whole, self._size = self._whole + whole, size
 
 
 def reserve(path: Path, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What an operator sees of a server or a client: status.json, Prometheus's metrics, systemd's notifications, lines as JSON."""
+"""The state of a server or a client for its operator: status.json, metrics for Prometheus, notes to systemd, lines as JSON."""
 
 from __future__ import annotations
 

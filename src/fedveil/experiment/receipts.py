@@ -41,7 +41,7 @@ class ReceiptError(FedveilError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client sent in a round: the SHA-256 of its bytes and, under masks, the client's signature (hex)."""
+    """Digest of one client's answer in a round (SHA-256) and, under masks, the client's signature, both in hex."""
 
     client: int
     digest: str
@@ -83,7 +83,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the server signs after a round.
+    """Statement about a round that the server signs when it has ended.
 
     Args:
         attempt, members, total: of the masked sum: its number, its clients, its SHA-256; 0, () and "" without masks.

@@ -251,7 +251,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a run has reserved and not yet spent, as a share of the budget, for the client with most of it."""
+    """Reservation of a run that it has not spent yet, as a share of the budget, for the client with the largest one."""
 
     run: str
     share: float

@@ -62,7 +62,7 @@ def decode(message: bytes, name: str) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all parties of a run agree on; a client that is told other terms shares no mask with the others.
+    """Terms that all parties of a run agree on; a client that is told other terms shares no mask with the others.
 
     Args:
         run: name of the run. offer: SHA-256 of the configuration, without the client's own number.

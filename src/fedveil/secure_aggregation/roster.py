@@ -6,11 +6,9 @@ Institutions compare its digest without the server's help: whoever could put key
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -43,23 +41,6 @@ class Roster:
                 raise ConfigError(f"the clients {twice} of the roster have the same {what}: each client needs its own")
         if wrong := [client.number for client in self.clients if len(client.key) != 32 or not client.name]:
             raise ConfigError(f"the clients {wrong} of the roster need a name and a key of 32 bytes")
-
-    @classmethod
-    def read(cls, path: Path) -> Roster:
-        """Read a roster from its file.
-
-        Raises:
-            ConfigError: it cannot be read, or is no roster.
-        """
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))["client"]
-            clients = [RosterClient(int(t["number"]), str(t["name"]), bytes.fromhex(t["key"])) for t in tables]
-        except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise ConfigError(
-                f"{path} is no roster ({type(problem).__name__}: {problem}): it has a table [[client]] with number, name and "
-                f"key (64 hexadecimal digits) for each client"
-            ) from problem
-        return cls(tuple(clients))
 
     @property
     def text(self) -> str:
